@@ -1,0 +1,227 @@
+// cmd_demo.cc - `sparge demo`: dense fp32, dense int8 and sparse int8 on captured attention heads, in one table.
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <limits>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/metrics.h"
+#include "cli/options.h"
+#include "cli/outputs.h"
+#include "cli/problem.h"
+#include "cli/progress.h"
+#include "cli/report.h"
+
+#ifndef SPARGE_DATA_DIR
+#define SPARGE_DATA_DIR ""
+#endif
+
+namespace sparge::cli {
+namespace {
+
+constexpr int kRounds = 3;
+
+struct DemoOptions {
+  std::string data;
+  int32_t threads = 0;
+  bool json = false;
+};
+
+struct Row {
+  std::string title;
+  int64_t head = 0, tokens = 0;
+  double fp32_ms = 0, int8_ms = 0, sparse_ms = 0;
+  sparge_head_stats stats = {};
+  ErrorSums errors;  // sparse int8 against dense fp32
+
+  void Add(const Row& other) {
+    tokens += other.tokens;
+    fp32_ms += other.fp32_ms;
+    int8_ms += other.int8_ms;
+    sparse_ms += other.sparse_ms;
+    stats.qk_eligible += other.stats.qk_eligible;
+    stats.qk_computed += other.stats.qk_computed;
+    stats.pv_eligible += other.stats.pv_eligible;
+    stats.pv_computed += other.stats.pv_computed;
+    errors.Add(other.errors);
+  }
+};
+
+// One way of computing a head: a plan, its result, and its best time so far.
+class Contender {
+ public:
+  Contender(const Context& context, const HeadProblem& head, sparge_precision precision, bool sparse)
+      : desc_(Describe(head.desc, precision, sparse)), plan_(context, desc_), args_(head.args) {
+    args_.o = OutputView(o_, desc_);
+    args_.stats = &stats_;
+  }
+  Contender(const Contender&) = delete;
+  Contender& operator=(const Contender&) = delete;
+
+  void Time() {
+    const auto start = std::chrono::steady_clock::now();
+    plan_.Run(args_);
+    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
+    best_ms_ = std::min(best_ms_, elapsed.count());
+  }
+  double best_ms() const { return best_ms_; }
+  const std::vector<float>& o() const { return o_; }
+  const Stats& stats() const { return stats_; }
+
+ private:
+  static PlanDesc Describe(PlanDesc desc, sparge_precision precision, bool sparse) {
+    desc.precision = precision;
+    if (!sparse) {
+      desc.select = SPARGE_SELECT_ALL;
+      desc.params.pv_skip = SPARGE_PV_SKIP_OFF;
+    }
+    return desc;
+  }
+
+  PlanDesc desc_;
+  Plan plan_;
+  RunArgs args_;
+  Stats stats_;
+  std::vector<float> o_;
+  double best_ms_ = std::numeric_limits<double>::infinity();
+};
+
+Row MeasureHead(const Context& context, const HeadProblem& head) {
+  Contender fp32(context, head, SPARGE_FP32, false);
+  Contender int8(context, head, SPARGE_INT8, false);
+  Contender sparse(context, head, SPARGE_INT8, true);
+  // In turns, so that a busy moment of the machine does not hit one of them only.
+  for (int round = 0; round < kRounds; ++round) {
+    fp32.Time();
+    int8.Time();
+    sparse.Time();
+  }
+  Row row;
+  row.tokens = head.desc.q_tokens;
+  row.fp32_ms = fp32.best_ms();
+  row.int8_ms = int8.best_ms();
+  row.sparse_ms = sparse.best_ms();
+  row.stats = sparse.stats().total;
+  row.errors.Add(sparse.o(), fp32.o());
+  return row;
+}
+
+std::string TitleOf(const Problem& problem, const std::string& file) {
+  for (const char* key : {"title", "kind"}) {
+    const auto found = problem.metadata.find(key);
+    if (found != problem.metadata.end() && !found->second.empty()) return found->second;
+  }
+  return std::filesystem::path(file).stem().string();
+}
+
+std::vector<Row> Measure(const Context& context, const std::vector<std::string>& files) {
+  std::vector<Problem> problems;
+  int64_t heads = 0;
+  for (const std::string& file : files) {
+    problems.push_back(LoadProblem(Verb::kCheck, Options{}, file));
+    heads += problems.back().desc.batch * problems.back().desc.q_heads;
+  }
+  Progress progress("measuring heads", heads);
+  std::vector<Row> rows;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const PlanDesc& desc = problems[i].desc;
+    for (int64_t head = 0; head < desc.batch * desc.q_heads; ++head) {
+      rows.push_back(MeasureHead(context, SliceHead(problems[i], head / desc.q_heads, head % desc.q_heads)));
+      rows.back().title = TitleOf(problems[i], files[i]);
+      rows.back().head = head;
+      progress.Step();
+    }
+  }
+  return rows;
+}
+
+constexpr size_t kTitleRoom = 44;
+
+std::string TableLine(const Row& row, const std::string& head) {
+  std::string title = row.title;
+  if (title.size() > kTitleRoom) title = title.substr(0, kTitleRoom - 3) + "...";
+  return Format("%-44s %2s %6lld %6.1f %6.1f %4.1fx %6.1f %4.1fx %4.0f%% %6.4f\n", title.c_str(), head.c_str(),
+                static_cast<long long>(row.tokens), row.fp32_ms, row.int8_ms, row.fp32_ms / row.int8_ms, row.sparse_ms,
+                row.fp32_ms / row.sparse_ms, 100 * Sparsity(row.stats), row.errors.RelativeL1());
+}
+
+std::string Text(const Context& context, const std::vector<Row>& rows, const Row& total, const std::string& file) {
+  std::string text =
+      "Attention compares every token with every other one, and most of these comparisons hardly matter.\n"
+      "SpargeAttention predicts block by block which do, skips the rest, and works in 8-bit integers.\n"
+      "Each line is one attention head: milliseconds (best of 3) and speed against ordinary dense fp32,\n"
+      "the share of blocks skipped, and the relative error of the result (0.02 = 2 %).\n\n";
+  text += Format("%-44s %2s %6s %6s %12s %12s %5s %6s\n", "", "", "", "dense", "dense", "sparse", "", "");
+  text += Format("%-44s %2s %6s %6s %6s %5s %6s %5s %5s %6s\n", "head from", "no", "tokens", "fp32", "int8", "speed",
+                 "int8", "speed", "skip", "error");
+  text += std::string(100, '-') + "\n";
+  for (const Row& row : rows) text += TableLine(row, std::to_string(row.head));
+  text += std::string(100, '-') + "\n" + TableLine(total, "");
+  text += Format("\n%s, %d thread%s. What to try next:\n", context.isa(), context.threads(),
+                 context.threads() == 1 ? "" : "s");
+  text +=
+      "  sparge check " + file + "\n      where the error comes from: selection, quantisation or skipped products\n";
+  text += "  sparge run --tensors " + file +
+          " --out o.npy --tau 0.9\n      fewer blocks, more error: --tau sets how many\n";
+  text += "  sparge map --tensors " + file + " --map-out m.npy\n      which blocks are computed\n";
+  text += "  sparge info\n      what this machine runs\n";
+  return text;
+}
+
+Json RowJson(const Row& row) {
+  Json json = {{"tokens", row.tokens},
+               {"dense_fp32_ms", row.fp32_ms},
+               {"dense_int8_ms", row.int8_ms},
+               {"sparse_int8_ms", row.sparse_ms},
+               {"dense_int8_speedup", Number(row.fp32_ms / row.int8_ms)},
+               {"sparse_int8_speedup", Number(row.fp32_ms / row.sparse_ms)},
+               {"relative_l1", Number(row.errors.RelativeL1())}};
+  AddTiles(json, row.stats);
+  return json;
+}
+
+Json DemoReport(const Context& context, const std::vector<Row>& rows, const Row& total) {
+  Json json = {{"isa", context.isa()}, {"threads", context.threads()}, {"heads", Json::array()}};
+  for (const Row& row : rows) {
+    Json head = {{"title", row.title}, {"head", row.head}};
+    head.update(RowJson(row));
+    json["heads"].push_back(std::move(head));
+  }
+  json["total"] = RowJson(total);
+  return json;
+}
+
+std::string DataFolder(const DemoOptions& options) {
+  std::error_code error;
+  if (!options.data.empty()) return options.data;
+  for (const std::string folder : {"data", SPARGE_DATA_DIR}) {
+    if (!folder.empty() && std::filesystem::is_directory(folder, error)) return folder;
+  }
+  throw UsageError("no folder 'data' here; name one with --data");
+}
+
+int Demo(const DemoOptions& options) {
+  const std::string folder = DataFolder(options);
+  const std::vector<std::string> files = FindTensorFiles({folder});
+  const Context context(options.threads);
+  const std::vector<Row> rows = Measure(context, files);
+  Row total;
+  total.title = "all heads";
+  for (const Row& row : rows) total.Add(row);
+  PrintOut(options.json ? Dump(DemoReport(context, rows, total)) : Text(context, rows, total, files.front()));
+  return 0;
+}
+
+}  // namespace
+
+Command AddDemo(CLI::App& program) {
+  CLI::App* app = program.add_subcommand("demo", "speed and error on captured attention heads");
+  const auto options = std::make_shared<DemoOptions>();
+  app->add_option("--data", options->data, "folder with .safetensors captures; default data")->type_name("DIR");
+  RegisterThreads(*app, options->threads);
+  RegisterJson(*app, options->json);
+  return {app, [options] { return Demo(*options); }};
+}
+
+}  // namespace sparge::cli

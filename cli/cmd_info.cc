@@ -1,0 +1,98 @@
+// cmd_info.cc - `sparge info`: version, block sizes, instruction sets and threads of this machine.
+#include <fstream>
+#include <memory>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/outputs.h"
+#include "cli/report.h"
+
+namespace sparge::cli {
+namespace {
+
+struct InfoOptions {
+  int32_t threads = 0;
+  bool json = false;
+};
+
+struct Info {
+  std::string cpu;
+  std::string isa_in_use;
+  int32_t threads = 0;
+  std::vector<sparge_isa> isas;
+};
+
+std::string CpuName() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+Info Collect(int32_t threads) {
+  const Context context(threads);
+  Info info{CpuName(), context.isa(), context.threads(), {}};
+  for (int32_t i = 0; i < sparge_isa_count(); ++i) {
+    sparge_isa isa;
+    sparge_isa_init(&isa);
+    Check(sparge_isa_at(i, &isa));
+    info.isas.push_back(isa);
+  }
+  return info;
+}
+
+std::string JsonText(const Info& info) {
+  Json json = {{"version", sparge_version()},
+               {"block_q", SPARGE_BLOCK_Q},
+               {"block_k", SPARGE_BLOCK_K},
+               {"max_head_dim", SPARGE_MAX_HEAD_DIM},
+               {"cpu", info.cpu},
+               {"threads", info.threads},
+               {"isa", info.isa_in_use}};
+  json["isas"] = Json::array();
+  for (const sparge_isa& isa : info.isas) {
+    json["isas"].push_back({{"name", isa.name},
+                            {"runnable", isa.runnable != 0},
+                            {"in_use", info.isa_in_use == isa.name},
+                            {"group_rows", isa.group_rows},
+                            {"int8_qk", isa.int8_qk}});
+  }
+  return Dump(json);
+}
+
+std::string Text(const Info& info) {
+  std::string text = Format("sparge %s\n", sparge_version());
+  text += Format("block map   tiles of %d queries x %d keys\n", SPARGE_BLOCK_Q, SPARGE_BLOCK_K);
+  text += Format("head size   1 to %d\n", SPARGE_MAX_HEAD_DIM);
+  text += "cpu         " + info.cpu + "\n";
+  text += Format("threads     %d\n\n", info.threads);
+  text += "instruction set  runs here  rows per skip  int8 arithmetic\n";
+  for (const sparge_isa& isa : info.isas) {
+    const bool in_use = info.isa_in_use == isa.name;
+    text += Format("%-15s  %-9s  %13d  %s\n", isa.name,
+                   in_use              ? "in use"
+                   : isa.runnable != 0 ? "yes"
+                                       : "no",
+                   isa.group_rows, isa.int8_qk);
+  }
+  return text + "\nSPARGE_ISA=NAME in the environment forces an instruction set.\n";
+}
+
+}  // namespace
+
+Command AddInfo(CLI::App& program) {
+  CLI::App* app = program.add_subcommand("info", "what this build has and what this machine can run");
+  const auto options = std::make_shared<InfoOptions>();
+  RegisterThreads(*app, options->threads);
+  RegisterJson(*app, options->json);
+  return {app, [options] {
+            const Info info = Collect(options->threads);
+            PrintOut(options->json ? JsonText(info) : Text(info));
+            return 0;
+          }};
+}
+
+}  // namespace sparge::cli

@@ -1,0 +1,57 @@
+// main.cc - the program `sparge`: picks the verb, and turns every failure into one line on stderr and exit code 2.
+#include <sparge/sparge.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <iterator>
+#include <new>
+#include <string>
+
+#include "cli/commands.h"
+#include "io/tensor.h"
+
+namespace sparge::cli {
+namespace {
+
+int Fail(const std::string& verb, std::string what) {
+  // One line, whatever file names and arguments hold.
+  std::replace_if(
+      what.begin(), what.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  std::fprintf(stderr, "sparge%s%s: %s\n", verb.empty() ? "" : " ", verb.c_str(), what.c_str());
+  return 2;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App program("SpargeAttention on files: block-sparse, quantised attention", "sparge");
+  program.set_version_flag("--version", sparge_version());
+  program.require_subcommand(1);
+  const Command commands[] = {AddRun(program), AddMap(program), AddCheck(program), AddInfo(program), AddDemo(program)};
+  const std::string first = argc > 1 ? argv[1] : "";
+  const auto chosen = std::find_if(std::begin(commands), std::end(commands),
+                                   [&first](const Command& command) { return command.app->get_name() == first; });
+  const std::string verb = chosen != std::end(commands) ? first : "";
+  if (verb.empty() && !first.starts_with('-')) {
+    return Fail("", first.empty()
+                        ? "no verb given: run, map, check, info or demo (see --help)"
+                        : "unknown verb " + io::Quoted(first) + ": run, map, check, info or demo (see --help)");
+  }
+  try {
+    program.parse(argc, argv);
+    if (chosen == std::end(commands)) throw CLI::RequiredError("A verb as the first argument");
+    return chosen->call();
+  } catch (const CLI::Success& help) {
+    return program.exit(help);
+  } catch (const CLI::ParseError& error) {
+    return Fail(verb, std::string(error.what()) + " (see --help)");
+  } catch (const std::bad_alloc&) {
+    return Fail(verb, "not enough memory for these tensors");
+  } catch (const std::exception& error) {
+    return Fail(verb, error.what());
+  }
+}
+
+}  // namespace
+}  // namespace sparge::cli
+
+int main(int argc, char** argv) { return sparge::cli::Main(argc, argv); }

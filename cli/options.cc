@@ -1,0 +1,211 @@
+// options.cc - registers and checks the options of run, map and check; every refusal names the flag and its value.
+#include "cli/options.h"
+
+#include <charconv>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "io/tensor.h"
+
+namespace sparge::cli {
+namespace {
+
+using io::Quoted;
+
+// A call with the flag's text. Texts are parsed here and not by CLI11, which takes "" for "not given".
+void AddText(CLI::App& app, const std::string& flag, const std::string& kind, const std::string& help,
+             const std::string& group, std::function<void(const std::string&)> take) {
+  app.add_option_function<std::string>(flag, std::move(take), help)->type_name(kind)->group(group);
+}
+
+double ParseNumber(const std::string& flag, const std::string& text) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (stop != end || error != std::errc{}) throw UsageError(flag + ": " + Quoted(text) + " is not a number");
+  if (!std::isfinite(value)) throw UsageError(flag + ": " + Quoted(text) + " is not finite");
+  return value;
+}
+
+void AddNumber(CLI::App& app, const std::string& flag, const std::string& help, const std::string& group,
+               std::optional<double>& target, double low, double high) {
+  AddText(app, flag, "X", help, group, [flag, low, high, &target](const std::string& text) {
+    const double value = ParseNumber(flag, text);
+    if (value < low || value > high) {
+      const std::string range = std::isinf(high)
+                                    ? "at least " + CLI::detail::to_string(low)
+                                    : "from " + CLI::detail::to_string(low) + " to " + CLI::detail::to_string(high);
+      throw UsageError(flag + ": " + Quoted(text) + " is out of range, must be " + range);
+    }
+    target = value;
+  });
+}
+
+int64_t ParseInteger(const std::string& flag, const std::string& text, int64_t low, int64_t high) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (stop != end || error == std::errc::invalid_argument) {
+    throw UsageError(flag + ": " + Quoted(text) + " is not a whole number");
+  }
+  if (error != std::errc{} || value < low || value > high) {
+    throw UsageError(flag + ": " + Quoted(text) + " is out of range, must be from " + std::to_string(low) + " to " +
+                     std::to_string(high));
+  }
+  return value;
+}
+
+void AddInteger(CLI::App& app, const std::string& flag, const std::string& help, std::optional<int64_t>& target,
+                int64_t low, int64_t high) {
+  AddText(app, flag, "N", help, "Attention",
+          [flag, low, high, &target](const std::string& text) { target = ParseInteger(flag, text, low, high); });
+}
+
+void AddFile(CLI::App& app, const std::string& flag, const std::string& help, const std::string& group,
+             std::string& target, bool required = false) {
+  app.add_option_function<std::string>(
+         flag,
+         [flag, &target](const std::string& text) {
+           if (text.empty()) throw UsageError(flag + ": the file name is empty");
+           target = text;
+         },
+         help)
+      ->type_name("FILE")
+      ->group(group)
+      ->required(required);
+}
+
+void AddChoice(CLI::App& app, const std::string& flag, const std::string& help, std::vector<std::string> choices,
+               std::function<void(const std::string&)> take) {
+  std::string kinds;
+  for (const std::string& choice : choices) kinds += (kinds.empty() ? "" : "|") + choice;
+  AddText(app, flag, kinds, help, "Sparsity", [=, take = std::move(take)](const std::string& text) {
+    if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+      throw UsageError(flag + ": " + Quoted(text) + " is not one of " + kinds);
+    }
+    take(text);
+  });
+}
+
+void RegisterInputs(CLI::App& app, Verb verb, Options& options) {
+  const std::string group = "Inputs";
+  AddFile(app, "--q", "queries, .npy: (N,D), (H,N,D) or (B,H,N,D), float32 or float16", group, options.q);
+  AddFile(app, "--k", "keys, .npy", group, options.k);
+  AddFile(app, "--v", verb == Verb::kMap ? "values, .npy; may be left out, only the shape is checked" : "values, .npy",
+          group, options.v);
+  AddFile(app, "--tensors", "instead of --q --k --v: a .safetensors file with tensors q, k, v (bfloat16 too)", group,
+          options.tensors);
+  if (verb == Verb::kCheck) {
+    app.add_option("paths", options.paths, "instead: .safetensors files, or folders that are searched for them")
+        ->type_name("PATH")
+        ->group(group);
+  }
+  AddFile(app, "--mask", "(Nq,Nk), (H,Nq,Nk) or (B,H,Nq,Nk), .npy: float is added, bool or uint8 = may attend", group,
+          options.mask);
+  AddFile(app, "--map", "block map, .npy: uint8 or bool (H,Tq,Tk) or (B,H,Tq,Tk); keeps exactly these tiles", group,
+          options.map);
+}
+
+void RegisterOutputs(CLI::App& app, Verb verb, Options& options) {
+  const std::string group = "Outputs";
+  if (verb == Verb::kRun) {
+    AddFile(app, "--out", "result with q's type, .npy or .safetensors", group, options.out, true);
+    AddFile(app, "--lse", "log-sum-exp, float32 .npy", group, options.lse);
+  }
+  if (verb != Verb::kCheck) {
+    AddFile(app, "--map-out", "computed tiles, uint8 .npy", group, options.map_out, verb == Verb::kMap);
+  }
+}
+
+void RegisterAttention(CLI::App& app, Options& options) {
+  constexpr int64_t kFar = int64_t{1} << 31;
+  app.add_flag("--causal", options.causal, "query i sees keys j <= i + offset")->group("Attention");
+  AddInteger(app, "--query-offset", "the offset of causal and window; default Nk - Nq", options.query_offset, -kFar,
+             kFar);
+  AddInteger(app, "--window", "query i sees keys j > i + offset - N", options.window, 1, kFar);
+  AddText(app, "--scale", "X", "factor of the scores; default D^-1/2", "Attention",
+          [&options](const std::string& text) {
+            options.scale = ParseNumber("--scale", text);
+            if (*options.scale == 0) throw UsageError("--scale: " + Quoted(text) + " would make all scores equal");
+          });
+}
+
+void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kLargest = std::numeric_limits<double>::max();
+  const std::string group = "Sparsity";
+  AddChoice(app, "--precision", "arithmetic; default int8", {"fp32", "int16", "int8"},
+            [&options](const std::string& text) { options.precision = text; });
+  AddChoice(app, "--select", "which tiles to compute; default cdf", {"all", "cdf", "topk", "map"},
+            [&options](const std::string& text) { options.select = text; });
+  AddNumber(app, "--tau", "cdf: predicted mass to keep; default 0.98", group, options.tau, 0, 1);
+  AddNumber(app, "--topk", "topk: fraction of tiles to keep", group, options.topk, 0, 1);
+  AddNumber(app, "--theta", "blocks less self-similar than this are kept whole; default 0.3, below 0 = off", group,
+            options.theta, -kLargest, kLargest);
+  if (verb != Verb::kMap) {
+    AddText(app, "--pv-skip", "X|off", "skip row groups that lie this far (natural log) below the maximum; default 10",
+            group, [&options](const std::string& text) {
+              options.pv_skip = text == "off" ? kInfinity : ParseNumber("--pv-skip", text);
+              if (*options.pv_skip < 0) throw UsageError("--pv-skip: " + Quoted(text) + " is negative");
+            });
+  }
+  CLI::Option* sink = app.add_flag_function(
+      "--sink", [&options](int64_t) { options.sink = true; }, "always keep the first key block; default when causal");
+  app.add_flag_function(
+         "--no-sink", [&options](int64_t) { options.sink = false; }, "do not")
+      ->excludes(sink)
+      ->group(group);
+  sink->group(group);
+}
+
+void CheckInputs(Verb verb, const Options& o) {
+  const bool npy = !o.q.empty() || !o.k.empty() || !o.v.empty();
+  const std::string alternatives = verb == Verb::kCheck ? "--q --k --v, --tensors or PATH" : "--q --k --v or --tensors";
+  if (npy + !o.tensors.empty() + !o.paths.empty() > 1) throw UsageError("give only one of " + alternatives);
+  if (npy + !o.tensors.empty() + !o.paths.empty() == 0) throw UsageError("no inputs: give " + alternatives);
+  if (!npy) return;
+  if (o.q.empty()) throw UsageError("--q is missing");
+  if (o.k.empty()) throw UsageError("--k is missing");
+  if (o.v.empty() && verb != Verb::kMap) throw UsageError("--v is missing");
+}
+
+}  // namespace
+
+void RegisterThreads(CLI::App& app, int32_t& threads) {
+  AddText(app, "--threads", "N", "threads; default all", "Run", [&threads](const std::string& text) {
+    threads = static_cast<int32_t>(ParseInteger("--threads", text, 1, 1024));
+  });
+}
+
+void RegisterJson(CLI::App& app, bool& json) {
+  app.add_flag("--json", json, "print one JSON object on stdout")->group("Run");
+}
+
+void RegisterOptions(CLI::App& app, Verb verb, Options& options) {
+  RegisterInputs(app, verb, options);
+  RegisterOutputs(app, verb, options);
+  RegisterAttention(app, options);
+  RegisterSparsity(app, verb, options);
+  RegisterThreads(app, options.threads);
+  RegisterJson(app, options.json);
+  if (verb == Verb::kCheck) {
+    AddNumber(app, "--max-l1", "exit with 1 if the total relative L1 is larger", "Run", options.max_l1, 0,
+              std::numeric_limits<double>::infinity());
+  }
+}
+
+void CheckOptions(Verb verb, const Options& o) {
+  CheckInputs(verb, o);
+  const std::string select = o.Select();
+  const bool predicted = select == "cdf" || select == "topk";
+  const std::string with = " has no meaning with --select " + select;
+  if (!o.map.empty() && select != "map") throw UsageError("--map " + o.map + with);
+  if (o.map.empty() && select == "map") throw UsageError("--select map needs --map");
+  if (o.tau && select != "cdf") throw UsageError("--tau" + with);
+  if (o.topk && select != "topk") throw UsageError("--topk" + with + "; give --select topk");
+  if (o.theta && !predicted) throw UsageError("--theta" + with);
+  if (o.sink && !predicted) throw UsageError(std::string(*o.sink ? "--sink" : "--no-sink") + with);
+}
+
+}  // namespace sparge::cli

@@ -1,0 +1,57 @@
+// options.h - the options that run, map and check share: one struct, its registration, and the checks between options.
+#ifndef SPARGE_CLI_OPTIONS_H_
+#define SPARGE_CLI_OPTIONS_H_
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace sparge::cli {
+
+// Bad usage or bad input, in one line that names the argument and the value. Exit code 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+enum class Verb { kRun, kMap, kCheck };
+
+// As given; "not given" is kept apart from every value, because files may carry defaults of their own.
+struct Options {
+  std::string q, k, v;             // .npy files
+  std::string tensors;             // or one .safetensors file
+  std::vector<std::string> paths;  // or, for check, files and folders of them
+  std::string mask, map;
+  std::string out, lse, map_out;
+
+  bool causal = false;
+  std::optional<int64_t> query_offset, window;
+  std::optional<double> scale;
+
+  std::string precision = "int8";
+  std::optional<std::string> select;
+  std::optional<double> tau, topk, theta;
+  std::optional<double> pv_skip;  // infinity = off
+  std::optional<bool> sink;
+
+  int32_t threads = 0;  // 0 = all
+  bool json = false;
+  std::optional<double> max_l1;  // check only
+
+  // The selection in force: a map given alone means "map".
+  std::string Select() const { return select.value_or(map.empty() ? "cdf" : "map"); }
+};
+
+// Adds the options of `verb` to `app`; `options` must outlive it. Ranges of single values are checked while parsing.
+void RegisterOptions(CLI::App& app, Verb verb, Options& options);
+// --threads and --json, which every verb that computes has.
+void RegisterThreads(CLI::App& app, int32_t& threads);
+void RegisterJson(CLI::App& app, bool& json);
+// Contradictory or meaningless combinations. What depends on the files is checked when they are read.
+void CheckOptions(Verb verb, const Options& options);
+
+}  // namespace sparge::cli
+#endif  // SPARGE_CLI_OPTIONS_H_

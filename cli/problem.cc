@@ -1,0 +1,337 @@
+// problem.cc - reads the inputs, checks that their shapes belong together, and describes them to the library.
+#include "cli/problem.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <span>
+
+#include "io/npy.h"
+
+namespace sparge::cli {
+namespace {
+
+using io::DType;
+using io::Quoted;
+using io::ShapeText;
+using io::Tensor;
+
+constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
+
+// The library wants a pointer even where there is nothing to read.
+const void* Data(const Tensor& tensor) {
+  static const double nothing = 0;
+  return tensor.data.empty() ? static_cast<const void*>(&nothing) : tensor.data.data();
+}
+
+// Names the flag in front of what the file reader says.
+Tensor ReadNpyFor(const std::string& flag, const std::string& path) {
+  try {
+    return io::ReadNpy(path);
+  } catch (const io::Error& error) {
+    throw UsageError(flag + " " + error.what());
+  }
+}
+
+sparge_dtype FloatType(const Tensor& tensor, const std::string& label) {
+  switch (tensor.dtype) {
+    case DType::F32:
+      return SPARGE_F32;
+    case DType::F16:
+      return SPARGE_F16;
+    case DType::BF16:
+      return SPARGE_BF16;
+    default:
+      throw UsageError(label + ": dtype " + io::DTypeName(tensor.dtype) + " is not a floating-point type");
+  }
+}
+
+// q, k or v with missing leading dimensions filled in.
+struct Dims {
+  int64_t batch = 1, heads = 1, tokens = 0, dim = 0;
+};
+
+Dims LiftShape(const Tensor& tensor, const std::string& label) {
+  const std::vector<int64_t>& shape = tensor.shape;
+  const std::string which = label + ": shape " + ShapeText(shape);
+  if (shape.size() < 2 || shape.size() > 4) throw UsageError(which + " is not (N,D), (H,N,D) or (B,H,N,D)");
+  Dims dims;
+  dims.dim = shape[shape.size() - 1];
+  dims.tokens = shape[shape.size() - 2];
+  if (shape.size() > 2) dims.heads = shape[shape.size() - 3];
+  if (shape.size() > 3) dims.batch = shape[0];
+  if (dims.dim < 1 || dims.dim > SPARGE_MAX_HEAD_DIM) {
+    throw UsageError(which + ": head size must be from 1 to " + std::to_string(SPARGE_MAX_HEAD_DIM));
+  }
+  if (dims.tokens > kMostTokens) throw UsageError(which + ": more than " + std::to_string(kMostTokens) + " tokens");
+  if (dims.heads < 1 || dims.batch < 1) throw UsageError(which + ": batch and heads must be at least 1");
+  return dims;
+}
+
+sparge_tensor InputView(const Tensor& tensor, sparge_dtype dtype, const Dims& dims) {
+  return ViewHeads(Data(tensor), dtype, dims.heads, dims.tokens, dims.dim);
+}
+
+// Where the tensors come from, for messages.
+struct Labels {
+  std::string q, k, v;
+};
+
+void ReadTensors(Verb verb, const Options& options, const std::string& path, Problem& problem, Labels& labels) {
+  if (path.empty()) {
+    problem.q = ReadNpyFor("--q", options.q);
+    problem.k = ReadNpyFor("--k", options.k);
+    if (!options.v.empty()) problem.v = ReadNpyFor("--v", options.v);
+    labels = {"--q " + options.q, "--k " + options.k, "--v " + options.v};
+    return;
+  }
+  const io::Safetensors file = io::Safetensors::Read(path);
+  problem.q = file.Get("q");
+  problem.k = file.Get("k");
+  if (verb != Verb::kMap || file.Has("v")) problem.v = file.Get("v");
+  problem.metadata = file.metadata();
+  labels = {path + ": tensor q", path + ": tensor k", path + ": tensor v"};
+}
+
+void DescribeShapes(Problem& problem, const Labels& labels) {
+  const Dims q = LiftShape(problem.q, labels.q);
+  const Dims k = LiftShape(problem.k, labels.k);
+  const Dims v = problem.v ? LiftShape(*problem.v, labels.v) : k;
+  const std::string q_and_k = "q " + ShapeText(problem.q.shape) + " and k " + ShapeText(problem.k.shape);
+  if (problem.q.shape.size() != problem.k.shape.size()) {
+    throw UsageError(labels.k + ": number of dimensions differs: " + q_and_k);
+  }
+  if (q.batch != k.batch) throw UsageError(labels.k + ": batch differs: " + q_and_k);
+  if (q.dim != k.dim) throw UsageError(labels.k + ": head size differs: " + q_and_k);
+  if (q.heads % k.heads != 0) throw UsageError(labels.k + ": heads of q are no multiple of heads of k: " + q_and_k);
+  if (problem.v) {
+    const std::string k_and_v = "k " + ShapeText(problem.k.shape) + " and v " + ShapeText(problem.v->shape);
+    if (problem.v->shape.size() != problem.k.shape.size() || k.batch != v.batch || k.heads != v.heads ||
+        k.tokens != v.tokens) {
+      throw UsageError(labels.v + ": all but the head size must be equal: " + k_and_v);
+    }
+    problem.args.v = InputView(*problem.v, FloatType(*problem.v, labels.v), v);
+  }
+  problem.args.q = InputView(problem.q, FloatType(problem.q, labels.q), q);
+  problem.args.k = InputView(problem.k, FloatType(problem.k, labels.k), k);
+  PlanDesc& desc = problem.desc;
+  desc.batch = q.batch;
+  desc.q_heads = q.heads;
+  desc.kv_heads = k.heads;
+  desc.q_tokens = q.tokens;
+  desc.kv_tokens = k.tokens;
+  desc.qk_dim = q.dim;
+  desc.v_dim = v.dim;
+}
+
+// "true"/"false" of a capture; a flag overrides it.
+void TakeCausal(const Options& options, const std::string& path, Problem& problem) {
+  problem.desc.causal = options.causal;
+  const auto found = problem.metadata.find("causal");
+  if (options.causal || found == problem.metadata.end()) return;
+  if (found->second != "true" && found->second != "false") {
+    throw UsageError(path + ": metadata 'causal' is " + Quoted(found->second) + ", must be 'true' or 'false'");
+  }
+  problem.desc.causal = found->second == "true";
+  problem.notes.push_back("causal " + found->second);
+}
+
+void TakeScale(const Options& options, const std::string& path, Problem& problem) {
+  problem.desc.scale = options.scale.value_or(0.0);
+  const auto found = problem.metadata.find("scale");
+  if (options.scale || found == problem.metadata.end()) return;
+  const std::string& text = found->second;
+  double value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || stop != text.data() + text.size() || !std::isfinite(value) || value == 0) {
+    throw UsageError(path + ": metadata 'scale' is " + Quoted(text) + ", must be a finite number other than 0");
+  }
+  problem.desc.scale = value;
+  problem.notes.push_back("scale " + text);
+}
+
+void DescribeAttention(const Options& options, const std::string& path, Problem& problem) {
+  TakeCausal(options, path, problem);
+  TakeScale(options, path, problem);
+  PlanDesc& desc = problem.desc;
+  desc.window = options.window.value_or(0);
+  if (options.query_offset && desc.causal == 0 && desc.window == 0) {
+    throw UsageError("--query-offset " + std::to_string(*options.query_offset) +
+                     " has no meaning without --causal or --window");
+  }
+  if (options.query_offset) desc.query_offset = *options.query_offset;
+}
+
+void DescribeSparsity(const Options& options, Problem& problem) {
+  PlanDesc& desc = problem.desc;
+  const std::string select = options.Select();
+  desc.precision = options.precision == "fp32"    ? SPARGE_FP32
+                   : options.precision == "int16" ? SPARGE_INT16
+                                                  : SPARGE_INT8;
+  desc.select = select == "all"    ? SPARGE_SELECT_ALL
+                : select == "topk" ? SPARGE_SELECT_TOPK
+                : select == "map"  ? SPARGE_SELECT_MAP
+                                   : SPARGE_SELECT_CDF;
+  if (options.tau) desc.params.tau = *options.tau;
+  if (options.topk) desc.params.topk = *options.topk;
+  if (options.theta) desc.params.theta = *options.theta;
+  if (options.pv_skip) desc.params.pv_skip = *options.pv_skip;
+  if (options.sink) desc.keep_sink = *options.sink ? 1 : 0;
+}
+
+// The library broadcasts by stride 0, except along keys, where the stride is 1: such a mask is written out.
+Tensor WidenKeys(const Tensor& mask, int64_t keys) {
+  std::vector<int64_t> shape = mask.shape;
+  shape.back() = keys;
+  Tensor wide = io::MakeTensor(mask.dtype, std::move(shape));
+  const size_t size = io::ElementSize(mask.dtype);
+  for (size_t at = 0; at < wide.data.size(); at += size) {
+    const size_t row = at / size / static_cast<size_t>(keys);
+    std::memcpy(wide.data.data() + at, mask.data.data() + row * size, size);
+  }
+  return wide;
+}
+
+void AttachMask(const Options& options, Problem& problem) {
+  if (options.mask.empty()) return;
+  Tensor mask = ReadNpyFor("--mask", options.mask);
+  PlanDesc& desc = problem.desc;
+  const int64_t wanted[] = {desc.batch, desc.q_heads, desc.q_tokens, desc.kv_tokens};
+  const size_t rank = mask.shape.size();
+  const std::span<const int64_t> full = std::span(wanted).last(std::clamp<size_t>(rank, 2, 4));
+  bool fits = rank >= 2 && rank <= 4;
+  for (size_t i = 0; fits && i < rank; ++i) fits = mask.shape[i] == full[i] || mask.shape[i] == 1;
+  if (!fits) {
+    throw UsageError("--mask " + options.mask + ": shape " + ShapeText(mask.shape) + " does not broadcast to " +
+                     ShapeText(full) + " (batch, heads, queries, keys, as far as given)");
+  }
+  if (mask.shape.back() != desc.kv_tokens) mask = WidenKeys(mask, desc.kv_tokens);
+  desc.mask = mask.dtype == DType::F32   ? SPARGE_MASK_ADD_F32
+              : mask.dtype == DType::F16 ? SPARGE_MASK_ADD_F16
+                                         : SPARGE_MASK_BOOL;
+  // Strides from the inside out; a dimension of 1 that stands for several gets 0.
+  int64_t strides[4] = {0, 0, 0, 1};
+  int64_t step = desc.kv_tokens;
+  for (size_t i = rank - 1; i-- > 0;) {
+    const size_t dim = 4 - rank + i;
+    strides[dim] = mask.shape[i] == 1 ? 0 : step;
+    step *= mask.shape[i];
+  }
+  problem.mask = std::move(mask);
+  problem.args.mask = {Data(*problem.mask), strides[0], strides[1], strides[2]};
+}
+
+void AttachMap(const Options& options, Problem& problem) {
+  if (options.map.empty()) return;
+  Tensor map = ReadNpyFor("--map", options.map);
+  const std::string which = "--map " + options.map + ": ";
+  if (map.dtype != DType::U8 && map.dtype != DType::BOOL) {
+    throw UsageError(which + "dtype " + io::DTypeName(map.dtype) + " is neither uint8 nor bool");
+  }
+  const PlanDesc& desc = problem.desc;
+  const std::vector<int64_t> full = {desc.batch, desc.q_heads, problem.q_blocks(), problem.k_blocks()};
+  const std::vector<int64_t> one(full.begin() + 1, full.end());
+  if (map.shape != full && map.shape != one) {
+    throw UsageError(which + "shape " + ShapeText(map.shape) + " must be " + ShapeText(one) + " or " + ShapeText(full) +
+                     ": tiles of " + std::to_string(SPARGE_BLOCK_Q) + " queries x " + std::to_string(SPARGE_BLOCK_K) +
+                     " keys");
+  }
+  problem.args.map_head_stride = full[2] * full[3];
+  problem.args.map_batch_stride = map.shape == full ? full[1] * full[2] * full[3] : 0;
+  problem.map = std::move(map);
+  problem.args.map = static_cast<const uint8_t*>(Data(*problem.map));
+}
+
+const void* Advance(const void* data, int64_t elements, size_t element_size) {
+  return static_cast<const std::byte*>(data) + elements * static_cast<int64_t>(element_size);
+}
+
+sparge_tensor SliceTensor(const sparge_tensor& view, int64_t batch, int64_t head) {
+  sparge_tensor slice = view;
+  const size_t size = view.dtype == SPARGE_F32 ? 4 : 2;
+  slice.data = const_cast<void*>(Advance(view.data, batch * view.batch_stride + head * view.head_stride, size));
+  slice.batch_stride = slice.head_stride = view.token_stride;  // one of each: never stepped
+  return slice;
+}
+
+}  // namespace
+
+Problem LoadProblem(Verb verb, const Options& options, const std::string& tensors) {
+  Problem problem;
+  Labels labels;
+  try {
+    ReadTensors(verb, options, tensors, problem, labels);
+  } catch (const io::Error& error) {
+    throw UsageError(std::string(tensors == options.tensors ? "--tensors " : "") + error.what());
+  }
+  DescribeShapes(problem, labels);
+  DescribeAttention(options, tensors, problem);
+  DescribeSparsity(options, problem);
+  AttachMask(options, problem);
+  AttachMap(options, problem);
+  return problem;
+}
+
+HeadProblem SliceHead(const Problem& problem, int64_t batch, int64_t head) {
+  HeadProblem slice{problem.desc, problem.args};
+  const int64_t kv_head = head / (problem.desc.q_heads / problem.desc.kv_heads);
+  slice.desc.batch = slice.desc.q_heads = slice.desc.kv_heads = 1;
+  slice.args.q = SliceTensor(problem.args.q, batch, head);
+  slice.args.k = SliceTensor(problem.args.k, batch, kv_head);
+  if (problem.v) slice.args.v = SliceTensor(problem.args.v, batch, kv_head);
+  if (problem.mask) {
+    const sparge_mask& mask = problem.args.mask;
+    const int64_t offset = batch * mask.batch_stride + head * mask.head_stride;
+    slice.args.mask = {Advance(mask.data, offset, io::ElementSize(problem.mask->dtype)), 0, 0, mask.query_stride};
+  }
+  if (problem.map) {
+    slice.args.map = problem.args.map + batch * problem.args.map_batch_stride + head * problem.args.map_head_stride;
+    slice.args.map_batch_stride = slice.args.map_head_stride = 0;
+  }
+  return slice;
+}
+
+std::vector<int64_t> MapShape(const Problem& problem) {
+  std::vector<int64_t> shape = {problem.desc.q_heads, problem.q_blocks(), problem.k_blocks()};
+  if (problem.rank() == 4) shape.insert(shape.begin(), problem.desc.batch);
+  return shape;
+}
+
+sparge_tensor OutputView(io::Tensor& tensor, const PlanDesc& desc) {
+  const sparge_dtype dtype = tensor.dtype == DType::F32   ? SPARGE_F32
+                             : tensor.dtype == DType::F16 ? SPARGE_F16
+                                                          : SPARGE_BF16;
+  return ViewHeads(Data(tensor), dtype, desc.q_heads, desc.q_tokens, desc.v_dim);
+}
+
+sparge_tensor OutputView(std::vector<float>& values, const PlanDesc& desc) {
+  const int64_t count = desc.batch * desc.q_heads * desc.q_tokens * desc.v_dim;
+  values.resize(static_cast<size_t>(std::max<int64_t>(count, 1)));
+  return ViewHeads(values.data(), SPARGE_F32, desc.q_heads, desc.q_tokens, desc.v_dim);
+}
+
+std::vector<std::string> FindTensorFiles(const std::vector<std::string>& paths) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> files;
+  for (const std::string& path : paths) {
+    std::error_code error;
+    if (!fs::is_directory(path, error)) {
+      files.push_back(path);
+      continue;
+    }
+    std::vector<std::string> found;
+    for (fs::recursive_directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+      if (it->path().extension() == ".safetensors" && it->is_regular_file(error)) found.push_back(it->path().string());
+    }
+    if (error) throw UsageError(path + ": cannot be searched: " + error.message());
+    if (found.empty()) throw UsageError(path + ": no .safetensors files in this folder");
+    std::sort(found.begin(), found.end());
+    files.insert(files.end(), found.begin(), found.end());
+  }
+  return files;
+}
+
+}  // namespace sparge::cli

@@ -1,0 +1,55 @@
+// problem.h - from options and files to a problem of the library: tensors, plan descriptor, run arguments.
+#ifndef SPARGE_CLI_PROBLEM_H_
+#define SPARGE_CLI_PROBLEM_H_
+
+#include <optional>
+#include <sparge/sparge.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/options.h"
+#include "io/safetensors.h"
+#include "io/tensor.h"
+
+namespace sparge::cli {
+
+// Owns the inputs; `args` points into them (moving keeps the pointers, copying would not).
+struct Problem {
+  Problem() = default;
+  Problem(Problem&&) = default;
+  Problem& operator=(Problem&&) = default;
+
+  io::Tensor q, k;
+  std::optional<io::Tensor> v, mask, map;
+  io::Metadata metadata;           // of a .safetensors input
+  std::vector<std::string> notes;  // what was taken from the metadata, for the user
+  PlanDesc desc;
+  RunArgs args;  // inputs only: no o, lse, map_out, statistics
+
+  size_t rank() const { return q.shape.size(); }
+  int64_t q_blocks() const { return (desc.q_tokens + SPARGE_BLOCK_Q - 1) / SPARGE_BLOCK_Q; }
+  int64_t k_blocks() const { return (desc.kv_tokens + SPARGE_BLOCK_K - 1) / SPARGE_BLOCK_K; }
+};
+
+// One query head of one batch entry with its key/value head, as a problem of its own. Points into the Problem.
+struct HeadProblem {
+  PlanDesc desc;
+  RunArgs args;
+};
+
+// Reads `tensors` (a .safetensors file), or options.q, .k and .v if it is empty. Throws UsageError.
+Problem LoadProblem(Verb verb, const Options& options, const std::string& tensors);
+HeadProblem SliceHead(const Problem& problem, int64_t batch, int64_t head);
+
+// Of a map file: (H, Tq, Tk), with the batch in front if q has one.
+std::vector<int64_t> MapShape(const Problem& problem);
+
+// View of a contiguous (batch, heads, tokens, dim) output; the second form makes `values` large enough.
+sparge_tensor OutputView(io::Tensor& tensor, const PlanDesc& desc);
+sparge_tensor OutputView(std::vector<float>& values, const PlanDesc& desc);
+
+// The *.safetensors files under the given files and folders, sorted within each. Throws UsageError if there is none.
+std::vector<std::string> FindTensorFiles(const std::vector<std::string>& paths);
+
+}  // namespace sparge::cli
+#endif  // SPARGE_CLI_PROBLEM_H_

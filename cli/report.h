@@ -1,0 +1,37 @@
+// report.h - the figures of a run as JSON and as text, from one place so that both say the same.
+#ifndef SPARGE_CLI_REPORT_H_
+#define SPARGE_CLI_REPORT_H_
+
+#include <nlohmann/json.hpp>
+#include <sparge/sparge.hpp>
+#include <string>
+
+#include "cli/problem.h"
+
+namespace sparge::cli {
+
+using Json = nlohmann::ordered_json;  // keeps the order in which the figures are named
+
+// 1 - QK tiles computed / eligible; 0 where nothing is eligible.
+double Sparsity(const sparge_head_stats& stats);
+double Work(const sparge_head_stats& stats);
+
+// JSON has no infinity and no NaN: those become the texts "inf", "-inf" and "nan".
+Json Number(double value);
+// {eligible, computed} of QK and PV, sparsity, work.
+void AddTiles(Json& json, const sparge_head_stats& stats);
+// Precision, selection and thresholds, masks, scale: as they are in force. What does not apply is null.
+void AddParameters(Json& json, const Problem& problem);
+// All of it: what `sparge run --json` prints.
+Json RunReport(const Problem& problem, const Stats& stats);
+
+std::string Dump(const Json& json);                 // one object, indented, with a newline
+std::string ParameterText(const Problem& problem);  // "int8, cdf tau 0.98 theta 0.3, pv-skip 10, causal"
+// One line on which metadata of `file` became parameters; empty if none did.
+std::string NotesText(const Problem& problem, const std::string& file);
+
+// printf into a string.
+std::string Format(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+}  // namespace sparge::cli
+#endif  // SPARGE_CLI_REPORT_H_

@@ -1,0 +1,17 @@
+# `cmake --install`: library, headers, command line, find_package(sparge) and pkg-config.
+include(CMakePackageConfigHelpers)
+
+install(TARGETS sparge EXPORT spargeTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY include/sparge DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+install(EXPORT spargeTargets NAMESPACE sparge:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
+configure_package_config_file(cmake/spargeConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/spargeConfig.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/spargeConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/spargeConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/spargeConfigVersion.cmake
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
+configure_file(cmake/sparge.pc.in ${CMAKE_CURRENT_BINARY_DIR}/sparge.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sparge.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+if(SPARGE_CLI)
+  install(TARGETS sparge_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()

@@ -1,0 +1,243 @@
+/* sparge.h - the C ABI of sparge: block-sparse, quantised attention on CPUs.
+ *
+ * Use: make a context (threads, instruction set), make a plan from shapes and parameters, ask how much workspace it
+ * needs, run it as often as you like, destroy both. `run` allocates nothing, prints nothing and never exits.
+ *
+ * Every struct begins with its size, so that it can grow: call its `_init` function, then set what you need. Every
+ * function that can fail returns a status; `sparge_last_error` has the detail, per thread.
+ *
+ * This header compiles as C11 and as C++. `sparge.hpp` is the C++20 comfort over it.
+ */
+#ifndef SPARGE_SPARGE_H_
+#define SPARGE_SPARGE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(SPARGE_BUILD) && defined(__GNUC__)
+#define SPARGE_API __attribute__((visibility("default")))
+#else
+#define SPARGE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SPARGE_VERSION_MAJOR 0
+#define SPARGE_VERSION_MINOR 1
+#define SPARGE_VERSION_PATCH 0
+
+/* Block maps that cross this interface are made of tiles of this size. */
+#define SPARGE_BLOCK_Q 128
+#define SPARGE_BLOCK_K 64
+#define SPARGE_MAX_HEAD_DIM 576
+
+/* ------------------------------------------------------------------ status */
+
+typedef enum sparge_status {
+  SPARGE_OK = 0,
+  SPARGE_INVALID_ARGUMENT = 1,     /* an argument is wrong: the detail names it and its value */
+  SPARGE_UNSUPPORTED_HARDWARE = 2, /* an instruction set was asked for that this machine lacks */
+  SPARGE_OUT_OF_MEMORY = 3,
+  SPARGE_INTERNAL_ERROR = 4 /* a defect of this library */
+} sparge_status;
+
+/* One short text per status; never NULL. */
+SPARGE_API const char* sparge_status_text(sparge_status status);
+/* Detail of this thread's last failed call: one line, naming the argument and the value. Empty if none failed. */
+SPARGE_API const char* sparge_last_error(void);
+SPARGE_API const char* sparge_version(void);
+
+/* ------------------------------------------------------------------ context: threads and instruction set */
+
+/* Threads of the caller's own. `run` calls task(arg, w) once for every w in [0, workers), at the same time or one
+ * after the other, and returns when all have returned. Results do not depend on how many really run at once. */
+typedef void (*sparge_task)(void* arg, int32_t worker);
+typedef struct sparge_executor {
+  size_t struct_size;
+  void* self;
+  int32_t workers; /* 1 or more */
+  void (*run)(void* self, int32_t workers, sparge_task task, void* arg);
+} sparge_executor;
+
+typedef struct sparge_context sparge_context;
+
+typedef struct sparge_context_desc {
+  size_t struct_size;
+  int32_t threads;                 /* built-in pool: number of threads, 0 = all cores */
+  const sparge_executor* executor; /* NULL = built-in pool; copied */
+  const char* isa;                 /* name from sparge_isa_at; NULL = environment SPARGE_ISA, else the best one */
+} sparge_context_desc;
+
+SPARGE_API void sparge_context_desc_init(sparge_context_desc* desc);
+/* `desc` may be NULL: all defaults. A context may be used by several threads at once. */
+SPARGE_API sparge_status sparge_context_create(const sparge_context_desc* desc, sparge_context** out);
+SPARGE_API void sparge_context_destroy(sparge_context* context); /* NULL is allowed */
+SPARGE_API const char* sparge_context_isa(const sparge_context* context);
+SPARGE_API int32_t sparge_context_threads(const sparge_context* context);
+
+typedef struct sparge_isa {
+  size_t struct_size;
+  const char* name;    /* "baseline", "avx2", "avx512", "avx512vnni", "neon" */
+  int32_t runnable;    /* 1 if this machine has it */
+  int32_t group_rows;  /* query rows that the PV skip decides for together */
+  const char* int8_qk; /* the int8 arithmetic in words */
+} sparge_isa;
+/* Instruction sets compiled into this library, best first; index < count. */
+SPARGE_API int32_t sparge_isa_count(void);
+SPARGE_API void sparge_isa_init(sparge_isa* isa);
+SPARGE_API sparge_status sparge_isa_at(int32_t index, sparge_isa* out);
+
+/* ------------------------------------------------------------------ plan: shapes and parameters */
+
+typedef enum sparge_dtype { SPARGE_F32 = 0, SPARGE_F16 = 1, SPARGE_BF16 = 2 } sparge_dtype;
+typedef enum sparge_precision { SPARGE_FP32 = 0, SPARGE_INT16 = 1, SPARGE_INT8 = 2 } sparge_precision;
+typedef enum sparge_select {
+  SPARGE_SELECT_ALL = 0,  /* dense: every visible tile */
+  SPARGE_SELECT_CDF = 1,  /* the smallest set of tiles with predicted mass >= tau */
+  SPARGE_SELECT_TOPK = 2, /* the ceil(topk * visible) tiles with the largest predicted mass */
+  SPARGE_SELECT_MAP = 3   /* exactly the tiles of the caller's map */
+} sparge_select;
+typedef enum sparge_mask_type {
+  SPARGE_MASK_NONE = 0,
+  SPARGE_MASK_BOOL = 1,    /* uint8: non-zero may attend */
+  SPARGE_MASK_ADD_F32 = 2, /* added to the scaled score; -inf hides */
+  SPARGE_MASK_ADD_F16 = 3
+} sparge_mask_type;
+
+/* Thresholds of one query head (docs/algorithm.md). */
+typedef struct sparge_head_params {
+  double theta;   /* a block is self-similar iff its similarity > theta; < 0 switches the fallback off */
+  double tau;     /* SELECT_CDF: mass to keep, 0..1 */
+  double topk;    /* SELECT_TOPK: fraction to keep, 0..1 */
+  double pv_skip; /* lambda, >= 0, natural-log units; SPARGE_PV_SKIP_OFF (infinity) = never skip */
+} sparge_head_params;
+#define SPARGE_PV_SKIP_OFF (1.0 / 0.0)
+
+/* query_offset: bottom-right aligned, that is (keys - queries) of each sequence. */
+#define SPARGE_OFFSET_BOTTOM_RIGHT INT64_MIN
+
+typedef struct sparge_plan_desc {
+  size_t struct_size;
+
+  /* Shapes. q (batch, q_heads, q_tokens, qk_dim), k (batch, kv_heads, kv_tokens, qk_dim), v (.., kv_tokens, v_dim),
+   * o (batch, q_heads, q_tokens, v_dim). q_heads is a multiple of kv_heads. Head sizes 1..576, tokens 0..2^31-1. */
+  int64_t batch;
+  int64_t q_heads, kv_heads;
+  int64_t q_tokens, kv_tokens;
+  int64_t qk_dim, v_dim;
+  /* Packed variable-length batch: batch + 1 ascending offsets each, first 0, last q_tokens / kv_tokens. Tensors then
+   * have no batch stride: sequence b holds tokens [offsets[b], offsets[b+1]). Both or neither; copied. */
+  const int64_t* q_offsets;
+  const int64_t* kv_offsets;
+
+  /* Scores. */
+  double scale;   /* 0 = 1 / sqrt(qk_dim) */
+  double softcap; /* 0 = off; else score = softcap * tanh(score / softcap), before masks and slopes */
+  int32_t causal; /* query i sees keys j <= i + query_offset */
+  int64_t query_offset;
+  int64_t window; /* 0 = off; else also j > i + query_offset - window */
+  sparge_mask_type mask;
+  const float* alibi_slopes; /* q_heads values: score -= slope * |i + query_offset - j|; NULL = none; copied */
+  const float* sink_logits;  /* q_heads values: exp(logit) joins the denominator; NULL = none; copied */
+
+  /* Sparsity. */
+  sparge_precision precision;
+  sparge_select select;
+  int32_t keep_sink;               /* first key block always kept: 1 yes, 0 no, -1 = yes when causal */
+  sparge_head_params params;       /* for all heads */
+  const sparge_head_params* heads; /* q_heads entries instead of `params`; NULL = none; copied */
+} sparge_plan_desc;
+
+typedef struct sparge_plan sparge_plan;
+
+/* Defaults: int8, cdf, tau 0.98, theta 0.3, pv_skip 10, not causal, scale 1/sqrt(D), bottom-right offset. */
+SPARGE_API void sparge_plan_desc_init(sparge_plan_desc* desc);
+/* The context must outlive the plan. A plan may be run by several threads at once, each with its own workspace. */
+SPARGE_API sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc* desc, sparge_plan** out);
+SPARGE_API void sparge_plan_destroy(sparge_plan* plan); /* NULL is allowed */
+/* Bytes of workspace that `run` and `predict` need: linear in tokens, plus one or two bits per tile. */
+SPARGE_API size_t sparge_plan_workspace_size(const sparge_plan* plan);
+/* Tiles per head of the block map: ceil(q_tokens / 128), ceil(kv_tokens / 64), of the longest sequence if packed. */
+SPARGE_API void sparge_plan_map_shape(const sparge_plan* plan, int64_t* q_blocks, int64_t* k_blocks);
+
+/* ------------------------------------------------------------------ run */
+
+/* A strided view (batch, heads, tokens, dim) with innermost stride 1; other strides in elements, 0 or more. Outputs
+ * must not overlap themselves. Inputs are never written. */
+typedef struct sparge_tensor {
+  void* data;
+  sparge_dtype dtype;
+  int64_t batch_stride, head_stride, token_stride;
+} sparge_tensor;
+
+/* (batch, heads, q_tokens, kv_tokens) with innermost stride 1; a stride of 0 broadcasts. Packed batches: indices are
+ * local to the sequence. */
+typedef struct sparge_mask {
+  const void* data;
+  int64_t batch_stride, head_stride, query_stride;
+} sparge_mask;
+
+/* float (batch, q_heads, q_tokens) with innermost stride 1. */
+typedef struct sparge_lse {
+  float* data;
+  int64_t batch_stride, head_stride;
+} sparge_lse;
+
+typedef struct sparge_head_stats {
+  int64_t qk_eligible, qk_computed; /* tiles: visible under masks and causality; computed */
+  int64_t pv_eligible, pv_computed; /* row groups: all of eligible tiles; of computed tiles less those PV-skipped */
+} sparge_head_stats;
+
+typedef struct sparge_stats {
+  size_t struct_size;
+  sparge_head_stats total;
+  int32_t group_rows; /* query rows per row group */
+  int32_t threads;
+  const char* isa;
+  double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms;
+} sparge_stats;
+
+typedef struct sparge_run_args {
+  size_t struct_size;
+  sparge_tensor q, k, v, o;
+  sparge_mask mask;   /* iff the plan has a mask */
+  const uint8_t* map; /* iff SELECT_MAP: rows of k_blocks bytes, q_blocks rows per head; non-zero = compute the tile */
+  int64_t map_batch_stride, map_head_stride; /* bytes, 0 broadcasts */
+  sparge_lse lse;                            /* data NULL = not wanted */
+  uint8_t* map_out;              /* (batch, q_heads, q_blocks, k_blocks) contiguous 0/1: computed tiles; NULL = no */
+  sparge_stats* stats;           /* NULL = not wanted */
+  sparge_head_stats* head_stats; /* batch * q_heads entries, NULL = not wanted */
+  void* workspace;
+  size_t workspace_size;
+} sparge_run_args;
+
+SPARGE_API void sparge_run_args_init(sparge_run_args* args);
+SPARGE_API void sparge_stats_init(sparge_stats* stats);
+/* o = attention(q, k, v). A query that sees no key gives zeros and log-sum-exp -inf. */
+SPARGE_API sparge_status sparge_run(const sparge_plan* plan, const sparge_run_args* args);
+/* Stage 1 only: fills map_out, stats and head_stats; reads q and k (and mask, map), not v, o and lse. */
+SPARGE_API sparge_status sparge_predict(const sparge_plan* plan, const sparge_run_args* args);
+
+/* The slow oracle: the same problem in double precision, without quantisation and PV skip, over all visible tiles or,
+ * if args->map is given, over the tiles of that map. Writes o and lse. Needs no workspace; allocates its own. */
+SPARGE_API sparge_status sparge_reference(const sparge_plan* plan, const sparge_run_args* args);
+
+/* ------------------------------------------------------------------ merge */
+
+/* A partial result: attention over a part of the keys, with its log-sum-exp. */
+typedef struct sparge_partial {
+  sparge_tensor o;
+  sparge_lse lse;
+} sparge_partial;
+
+/* out = the result over the keys of a and b together; exact, commutative, and empty parts (lse -inf) are neutral.
+ * o is (batch, heads, tokens, dim). out may be a or b. */
+SPARGE_API sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t tokens, int64_t dim,
+                                      const sparge_partial* a, const sparge_partial* b, const sparge_partial* out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* SPARGE_SPARGE_H_ */

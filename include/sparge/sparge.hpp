@@ -1,0 +1,140 @@
+// sparge.hpp - header-only C++20 over sparge.h: ownership, exceptions, views. It adds no behaviour.
+#ifndef SPARGE_SPARGE_HPP_
+#define SPARGE_SPARGE_HPP_
+
+#include <sparge/sparge.h>
+
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace sparge {
+
+// A failed call: the status, and as text the detail that names the argument and the value.
+class Error : public std::runtime_error {
+ public:
+  explicit Error(sparge_status status) : std::runtime_error(Text(status)), status_(status) {}
+  sparge_status status() const noexcept { return status_; }
+
+ private:
+  static std::string Text(sparge_status status) {
+    const char* detail = sparge_last_error();
+    return *detail != '\0' ? detail : sparge_status_text(status);
+  }
+  sparge_status status_;
+};
+
+inline void Check(sparge_status status) {
+  if (status != SPARGE_OK) throw Error(status);
+}
+
+// Descriptors with the defaults filled in.
+struct PlanDesc : sparge_plan_desc {
+  PlanDesc() { sparge_plan_desc_init(this); }
+};
+struct RunArgs : sparge_run_args {
+  RunArgs() { sparge_run_args_init(this); }
+};
+struct Stats : sparge_stats {
+  Stats() { sparge_stats_init(this); }
+  // 1 - QK tiles computed / eligible; 0 where nothing is eligible.
+  double sparsity() const { return 1.0 - Share(total.qk_computed, total.qk_eligible); }
+  double work() const {
+    return 0.5 * (Share(total.qk_computed, total.qk_eligible) + Share(total.pv_computed, total.pv_eligible));
+  }
+
+ private:
+  static double Share(int64_t part, int64_t whole) {
+    return whole == 0 ? 1.0 : static_cast<double>(part) / static_cast<double>(whole);
+  }
+};
+
+// View of a contiguous (batch, heads, tokens, dim) tensor; `Token` is (batch, tokens, heads, dim).
+inline sparge_tensor ViewHeads(const void* data, sparge_dtype dtype, int64_t heads, int64_t tokens, int64_t dim) {
+  return {const_cast<void*>(data), dtype, heads * tokens * dim, tokens * dim, dim};
+}
+inline sparge_tensor ViewTokens(const void* data, sparge_dtype dtype, int64_t heads, int64_t tokens, int64_t dim) {
+  return {const_cast<void*>(data), dtype, heads * tokens * dim, dim, heads * dim};
+}
+
+class Context {
+ public:
+  explicit Context(int32_t threads = 0, const char* isa = nullptr) {
+    sparge_context_desc desc;
+    sparge_context_desc_init(&desc);
+    desc.threads = threads;
+    desc.isa = isa;
+    Create(desc);
+  }
+  explicit Context(const sparge_executor& executor, const char* isa = nullptr) {
+    sparge_context_desc desc;
+    sparge_context_desc_init(&desc);
+    desc.executor = &executor;
+    desc.isa = isa;
+    Create(desc);
+  }
+  const char* isa() const { return sparge_context_isa(context_.get()); }
+  int32_t threads() const { return sparge_context_threads(context_.get()); }
+  sparge_context* get() const { return context_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(sparge_context* context) const { sparge_context_destroy(context); }
+  };
+  void Create(const sparge_context_desc& desc) {
+    sparge_context* context = nullptr;
+    Check(sparge_context_create(&desc, &context));
+    context_.reset(context);
+  }
+  std::unique_ptr<sparge_context, Destroy> context_;
+};
+
+// A plan with a workspace of its own: one thread at a time may call Run and Predict of one Plan object.
+class Plan {
+ public:
+  Plan(const Context& context, const sparge_plan_desc& desc) {
+    sparge_plan* plan = nullptr;
+    Check(sparge_plan_create(context.get(), &desc, &plan));
+    plan_.reset(plan);
+    size_ = sparge_plan_workspace_size(plan);
+  }
+  void Run(RunArgs args) { Check(sparge_run(plan_.get(), &WithWorkspace(args))); }
+  void Predict(RunArgs args) { Check(sparge_predict(plan_.get(), &WithWorkspace(args))); }
+  void Reference(const RunArgs& args) const { Check(sparge_reference(plan_.get(), &args)); }
+  size_t workspace_size() const { return size_; }
+  std::pair<int64_t, int64_t> map_shape() const {
+    int64_t q_blocks = 0;
+    int64_t k_blocks = 0;
+    sparge_plan_map_shape(plan_.get(), &q_blocks, &k_blocks);
+    return {q_blocks, k_blocks};
+  }
+  sparge_plan* get() const { return plan_.get(); }
+
+ private:
+  struct DestroyPlan {
+    void operator()(sparge_plan* plan) const { sparge_plan_destroy(plan); }
+  };
+  struct FreeAligned {
+    void operator()(std::byte* bytes) const { ::operator delete[](bytes, std::align_val_t{64}); }
+  };
+  // Unless the caller gave a workspace, uses this plan's own, made at the first call.
+  RunArgs& WithWorkspace(RunArgs& args) {
+    if (args.workspace == nullptr) {
+      if (!workspace_) {
+        workspace_.reset(static_cast<std::byte*>(::operator new[](size_ + 1, std::align_val_t{64})));
+      }
+      args.workspace = workspace_.get();
+      args.workspace_size = size_;
+    }
+    return args;
+  }
+  std::unique_ptr<sparge_plan, DestroyPlan> plan_;
+  std::unique_ptr<std::byte[], FreeAligned> workspace_;
+  size_t size_ = 0;
+};
+
+}  // namespace sparge
+#endif  // SPARGE_SPARGE_HPP_

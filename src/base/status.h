@@ -1,0 +1,35 @@
+// How the library reports failure inside: it throws a Failure, and api.cc turns it into a status and a detail text.
+#ifndef SPARGE_SRC_BASE_STATUS_H_
+#define SPARGE_SRC_BASE_STATUS_H_
+
+#include <sparge/sparge.h>
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace sparge {
+
+// Holds its text in place, so that reporting "out of memory" allocates nothing.
+struct Failure {
+  sparge_status status;
+  char detail[512];
+};
+
+[[noreturn]] __attribute__((format(printf, 2, 3))) inline void Fail(sparge_status status, const char* format, ...) {
+  Failure failure;
+  failure.status = status;
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(failure.detail, sizeof(failure.detail), format, arguments);
+  va_end(arguments);
+  throw failure;
+}
+
+// `format` names the argument and its value.
+#define SPARGE_REQUIRE(condition, ...)                                      \
+  do {                                                                      \
+    if (!(condition)) ::sparge::Fail(SPARGE_INVALID_ARGUMENT, __VA_ARGS__); \
+  } while (false)
+
+}  // namespace sparge
+#endif  // SPARGE_SRC_BASE_STATUS_H_

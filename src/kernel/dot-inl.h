@@ -1,0 +1,139 @@
+// The dot-product step of each precision, compiled once per instruction set: what a 32-bit lane of A (one row,
+// broadcast) times a vector of 32-bit lanes of B adds to the accumulator. The only file with intrinsics.
+#if defined(SPARGE_SRC_KERNEL_DOT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SPARGE_SRC_KERNEL_DOT_INL_H_
+#undef SPARGE_SRC_KERNEL_DOT_INL_H_
+#else
+#define SPARGE_SRC_KERNEL_DOT_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "src/kernel/kernel.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sparge {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using I32 = hn::ScalableTag<int32_t>;
+using I16 = hn::ScalableTag<int16_t>;
+using VF = hn::Vec<F32>;
+using VI = hn::Vec<I32>;
+using VI16 = hn::Vec<I16>;
+
+// fp32: one product per lane.
+struct DotF32 {
+  using Acc = VF;
+  using A = VF;
+  using B = VF;
+  static HWY_INLINE A PrepareA(VI lanes) { return hn::BitCast(F32(), lanes); }
+  static HWY_INLINE B PrepareB(VI lanes) { return hn::BitCast(F32(), lanes); }
+  static HWY_INLINE Acc Start(VI) { return hn::Zero(F32()); }
+  static HWY_INLINE void Step(Acc& acc, A a, B b) { acc = hn::MulAdd(a, b, acc); }
+  static HWY_INLINE VF Total(Acc acc) { return acc; }
+};
+
+// int16: a pair of products per lane into int32. |a|_2 |b|_2 < 2^31 (QK, by norm_max) or 64 p_max v_max < 2^31 (PV), so
+// the total fits; sums on the way may wrap, which is harmless.
+struct DotI16 {
+  struct Acc {
+    VI low, high;  // NEON multiplies the halves of a vector apart; elsewhere `high` stays zero and vanishes
+  };
+  using A = VI16;
+  using B = VI16;
+  static HWY_INLINE A PrepareA(VI lanes) { return hn::BitCast(I16(), lanes); }
+  static HWY_INLINE B PrepareB(VI lanes) { return hn::BitCast(I16(), lanes); }
+  static HWY_INLINE Acc Start(VI) { return {hn::Zero(I32()), hn::Zero(I32())}; }
+  static HWY_INLINE void Step(Acc& acc, A a, B b) {
+    acc.low = hn::ReorderWidenMulAccumulate(I32(), a, b, acc.low, acc.high);
+  }
+  static HWY_INLINE VF Total(const Acc& acc) {
+    return hn::ConvertTo(F32(), hn::RearrangeToOddPlusEven(acc.low, acc.high));
+  }
+};
+
+// int8: a quad of products per lane into int32, A unsigned and B signed, as x86 wants them.
+#if HWY_TARGET == HWY_AVX3_DL
+inline constexpr char kInt8Text[] = "u8 x s8 quads by vpdpbusd into int32; q 8 bits";
+// vpdpbusd sums four products exactly in int32: 576 * 255 * 127 < 2^31.
+struct DotI8 {
+  using Acc = VI;
+  using A = VI;
+  using B = VI;
+  static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
+  static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
+  static HWY_INLINE Acc Start(VI start) { return start; }
+  static HWY_INLINE void Step(Acc& acc, A a, B b) {
+    // Assembly, because Highway 1.0.3 does not switch the VNNI intrinsics on for this target (it does check the CPU).
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
+  }
+  static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
+};
+inline constexpr QuantGrid kGridI8{127, 128, 127, 0, 255, 127};
+
+#elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+inline constexpr char kInt8Text[] = "u8 x s8 pairs by vpmaddubsw, widened to int32; q 7 bits";
+// vpmaddubsw saturates at int16: two products of 127 * 127 are 32258 and fit, which is why q and p have 7 bits here.
+struct DotI8 {
+  using Acc = VI;
+  using A = VI;
+  using B = VI;
+  static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
+  static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
+  static HWY_INLINE Acc Start(VI start) { return start; }
+  static HWY_INLINE void Step(Acc& acc, A a, B b) {
+#if HWY_TARGET == HWY_AVX2
+    const __m256i pairs = _mm256_maddubs_epi16(a.raw, b.raw);
+    acc = VI{_mm256_add_epi32(acc.raw, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+#else
+    const __m512i pairs = _mm512_maddubs_epi16(a.raw, b.raw);
+    acc = VI{_mm512_add_epi32(acc.raw, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+#endif
+  }
+  static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
+};
+inline constexpr QuantGrid kGridI8{63, 64, 127, 0, 127, 127};
+
+#else
+inline constexpr char kInt8Text[] = "u8 x s8, even and odd bytes widened to int16, summed in int32; q 8 bits";
+// Portable: even and odd bytes of the lanes become int16 and take the int16 step. Exact: 255 * 127 fits int16 products
+// in int32, 576 * 255 * 127 < 2^31.
+struct DotI8 {
+  using Acc = DotI16::Acc;
+  struct A {
+    VI16 even, odd;
+  };
+  using B = A;
+  static HWY_INLINE A PrepareA(VI lanes) {
+    const hn::ScalableTag<uint16_t> u16;
+    const auto bytes = hn::BitCast(u16, lanes);
+    return {hn::BitCast(I16(), hn::And(bytes, hn::Set(u16, 0xFF))), hn::BitCast(I16(), hn::ShiftRight<8>(bytes))};
+  }
+  static HWY_INLINE B PrepareB(VI lanes) {
+    const VI16 bytes = hn::BitCast(I16(), lanes);
+    return {hn::ShiftRight<8>(hn::ShiftLeft<8>(bytes)), hn::ShiftRight<8>(bytes)};
+  }
+  // Such that RearrangeToOddPlusEven, which adds neighbours on NEON and halves elsewhere, gives back `start`.
+  static HWY_INLINE Acc Start(VI start) {
+    const VI zero = hn::Zero(I32());
+#if HWY_TARGET == HWY_NEON
+    return {hn::InterleaveLower(I32(), start, zero), hn::InterleaveUpper(I32(), start, zero)};
+#else
+    return {start, zero};
+#endif
+  }
+  static HWY_INLINE void Step(Acc& acc, const A& a, const B& b) {
+    DotI16::Step(acc, a.even, b.even);
+    DotI16::Step(acc, a.odd, b.odd);
+  }
+  static HWY_INLINE VF Total(const Acc& acc) { return DotI16::Total(acc); }
+};
+inline constexpr QuantGrid kGridI8{127, 128, 127, 0, 255, 127};
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace sparge
+HWY_AFTER_NAMESPACE();
+#endif  // per-target include guard

@@ -1,0 +1,119 @@
+// The contract of the attention kernels: stage 2, for one query block against the key blocks that stage 1 kept.
+//
+// A kernel computes, for every row r of the query block, over the visible keys j of the kept blocks,
+//
+//   s(r,j) = rule(sum_d q(r,d) k(j,d))          in log2 units
+//   m(r)   = max_j s(r,j),  l(r) = sum_j 2^(s(r,j) - m(r)),  o(r,c) = sum_j 2^(s(r,j) - m(r)) v(j,c)
+//
+// with the flash-attention recurrence, tile by tile in ascending order, and leaves (o, m, l) to the caller. A row group
+// skips exponentials and PV of a tile iff no row of the group has a tile maximum > (its running maximum - skip).
+//
+// Kernels are leaves: they know packed blocks and nothing of plans, threads or allocation.
+#ifndef SPARGE_SRC_KERNEL_KERNEL_H_
+#define SPARGE_SRC_KERNEL_KERNEL_H_
+
+#include <sparge/sparge.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "src/base/visible.h"
+
+namespace sparge {
+
+inline constexpr int kBlockQ = SPARGE_BLOCK_Q;
+inline constexpr int kBlockK = SPARGE_BLOCK_K;
+
+// Packed operands are made of 32-bit lanes: one float, a pair of int16 or a quad of int8 along the summed dimension
+// (head dimension for QK, keys for PV). A key block holds, for each step of PerLane dims, kBlockK lanes; a value block,
+// for each step of PerLane keys, one lane per channel. docs/layout.md has a worked example.
+inline constexpr int kLaneBytes = 4;
+inline constexpr int kChannelAlign = 16;  // channels are padded to the widest vector of lanes
+inline constexpr int PerLane(sparge_precision precision) {
+  return precision == SPARGE_FP32 ? 1 : precision == SPARGE_INT16 ? 2 : 4;
+}
+inline constexpr int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+inline constexpr int64_t CeilDiv(int64_t value, int64_t step) { return (value + step - 1) / step; }
+
+// The integers that a kernel can multiply without overflow. Packing obeys; docs/numerics.md has the bounds.
+struct QuantGrid {
+  int q_max;     // |q| <= q_max, stored as q + q_offset
+  int q_offset;  // makes q unsigned where the instruction wants that; 0 else
+  int k_max;     // |k| <= k_max
+  int norm_max;  // bound on the L2 norms of an integer q row and of a k row; 0 = not needed
+  int p_max;     // probabilities 0..p_max, p_max standing for the tile's row maximum
+  int v_max;     // |v| <= v_max
+};
+
+// One query block, packed: `count` rows of `row_lanes` lanes.
+struct QueryBlock {
+  const std::byte* rows;
+  int64_t row_lanes;
+  const float* factor;  // per row: score in log2 units = integer dot * key scale * factor (fp32: already in q)
+  const float* shift;   // per row: what centring the keys took from the score, log2 units; NaN = the row is not finite
+  int64_t first;        // index of row 0 in its sequence
+  int count;            // 1..kBlockQ
+};
+
+// All key and value blocks of one sequence and kv head, packed.
+struct KeyValueBlocks {
+  const std::byte* keys;     // per block: row_lanes x kBlockK lanes
+  const float* key_scale;    // per key (integers only)
+  const int32_t* key_start;  // per key: -q_offset * sum of its integers, where the accumulation starts (int8 only)
+  const uint64_t* poison;    // per block: bit j = key or value j is not finite; stored as zeros
+  const std::byte* values;   // per block: (kBlockK / PerLane) x channels lanes
+  const float* value_scale;  // per block and channel (integers only)
+  int64_t channels;          // v_dim rounded up to kChannelAlign
+};
+
+// What happens to a score between QK and softmax, log2 units throughout.
+struct ScoreRule {
+  Visible visible;
+  float softcap = 0;  // 0 = off. If on, `shift` is added first, for the cap is not linear.
+  float slope = 0;    // ALiBi
+  sparge_mask_type mask_type = SPARGE_MASK_NONE;
+  const void* mask = nullptr;  // element (row 0 of the query block, key 0)
+  int64_t mask_stride = 0;     // elements from row to row
+};
+
+// The online-softmax state of the rows. Empty: m = -inf, l = 0, o = 0.
+struct RowState {
+  float* o;  // count x channels
+  float* m;
+  float* l;  // NaN = the row saw a key that is not finite
+};
+
+struct KernelArgs {
+  QueryBlock query;
+  KeyValueBlocks blocks;
+  ScoreRule rule;
+  const int32_t* kept;           // ascending key block indices
+  const uint64_t* masked_tiles;  // bit per key block: the mask changes this tile; NULL = no mask
+  int64_t kept_count;
+  float skip;  // lambda in log2 units; infinity = never skip
+  RowState state;
+};
+
+// Writes `count` finished rows: o / l, in the output's type.
+struct FinishArgs {
+  RowState state;
+  int64_t channels;
+  int64_t count, v_dim;
+  float value_unit;  // values were divided by this power of two
+  std::byte* out;
+  sparge_dtype dtype;
+  int64_t token_stride;  // elements
+};
+
+// The kernels of one instruction set.
+struct KernelOps {
+  const char* int8_text;  // the int8 arithmetic in words
+  int group_rows;         // rows that the PV skip decides for together
+  QuantGrid grid[3];      // by sparge_precision
+  // Returns how many row groups were PV-skipped. One function per precision.
+  int64_t (*attend[3])(const KernelArgs&);
+  void (*finish)(const FinishArgs&);
+};
+
+}  // namespace sparge
+#endif  // SPARGE_SRC_KERNEL_KERNEL_H_

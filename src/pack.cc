@@ -1,0 +1,209 @@
+// Lays out the packed buffers and runs packing over all blocks and threads.
+#include "src/pack.h"
+
+#include <cmath>
+
+#include "src/base/half.h"
+#include "src/base/threads.h"
+#include "src/pack_ops.h"
+
+namespace sparge {
+namespace {
+
+constexpr double kLog2e = 1.44269504088896340736;
+// No score exceeds this in log2 units. It is far beyond where softmax is one-hot for any two different floats, and its
+// differences and negations are finite.
+constexpr double kScoreLimit = 1e30;
+constexpr double kStoredKeyMax = 4;  // |key - mean| <= 2 max|key|, and max|key| < 2 k_unit
+
+// Largest power of two <= max_abs, within what float can invert: 2^-100..2^127.
+double UnitFor(float max_abs) {
+  if (max_abs == 0.0f) return 1.0;
+  return std::ldexp(1.0, std::clamp(std::ilogb(max_abs), -100, 127));
+}
+
+TokenRows RowsOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head, int64_t first,
+                 int64_t count, int64_t dim) {
+  return {SequenceData(plan, tensor, DtypeBytes(tensor.dtype), sequence, head, first), tensor.dtype,
+          tensor.token_stride, count, dim};
+}
+
+// All that the block functions share.
+struct Packer {
+  const Plan& plan;
+  const sparge_run_args& args;
+  const Packed& packed;
+  const PackOps& ops;
+  bool with_values;
+
+  float* Scratch(int32_t worker) const { return packed.scratch + worker * Packed::scratch_floats(plan); }
+  int64_t UnitIndex(int64_t sequence, int64_t kv_head) const { return sequence * plan.kv_heads + kv_head; }
+  TokenRows KeyRows(const BlockId& id, const sparge_tensor& tensor, int64_t dim) const {
+    const Sequence& s = plan.sequences[id.sequence];
+    return RowsOf(plan, tensor, id.sequence, id.head, s.k_begin + id.block * kBlockK, s.KeysIn(id.block), dim);
+  }
+  void MeasureBlock(int32_t worker, int64_t task) const;
+  void ChooseUnits(int64_t index) const;
+  void PackKeyBlock(int32_t worker, int64_t task) const;
+  void PackQueryBlock(int32_t worker, int64_t task) const;
+};
+
+// First pass: block means (kept where the summaries will be) and magnitudes.
+void Packer::MeasureBlock(int32_t worker, int64_t task) const {
+  const BlockId id = FindKeyBlock(plan, task);
+  float* scratch = Scratch(worker);
+  const Measured k =
+      ops.measure(KeyRows(id, args.k, plan.qk_dim), plan.dim_pad(), packed.k.mean + task * plan.dim_pad(), scratch);
+  packed.finite[task] = k.finite;
+  packed.block_max[2 * task] = k.max_abs;
+  packed.block_max[2 * task + 1] =
+      with_values ? ops.measure(KeyRows(id, args.v, plan.v_dim), plan.channels(), nullptr, scratch).max_abs : 0.0f;
+}
+
+// Mean of all finite keys of a sequence and kv head, and the units.
+void Packer::ChooseUnits(int64_t index) const {
+  const Sequence& s = plan.sequences[index / plan.kv_heads];
+  const int64_t first = plan.KeyBlock(index % plan.kv_heads, s, 0);
+  float k_max = 0, v_max = 0;
+  double tokens = 0;
+  for (int64_t j = first; j < first + s.k_blocks; ++j) {
+    k_max = std::max(k_max, packed.block_max[2 * j]);
+    v_max = std::max(v_max, packed.block_max[2 * j + 1]);
+    tokens += packed.finite[j];
+  }
+  packed.units[index] = {UnitFor(k_max), UnitFor(v_max)};
+  float* mean = packed.key_mean + index * plan.dim_pad();
+  // Keys near the largest float are not centred: the difference could overflow, and softmax is one-hot there anyway.
+  const bool centre = tokens > 0 && k_max <= 0x1p126f;
+  for (int64_t d = 0; d < plan.dim_pad(); ++d) {
+    double sum = 0;
+    for (int64_t j = first; centre && j < first + s.k_blocks; ++j) {
+      sum += static_cast<double>(packed.k.mean[j * plan.dim_pad() + d]) * packed.finite[j];
+    }
+    mean[d] = centre ? static_cast<float>(sum / tokens) : 0.0f;
+  }
+}
+
+void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
+  const BlockId id = FindKeyBlock(plan, task);
+  const int64_t index = UnitIndex(id.sequence, id.head);
+  const KeyUnits units = packed.units[index];
+  const QuantGrid& grid = plan.grid();
+  const bool integer = plan.precision != SPARGE_FP32;
+  PackRowsArgs rows{};
+  rows.tokens = KeyRows(id, args.k, plan.qk_dim);
+  rows.dim_pad = plan.dim_pad();
+  rows.precision = plan.precision;
+  rows.centre = packed.key_mean + index * plan.dim_pad();
+  rows.inverse_unit = static_cast<float>(1.0 / units.k_unit);
+  rows.max = grid.k_max;
+  rows.norm_max = grid.norm_max;
+  rows.row_lanes = plan.row_lanes();
+  rows.row_stride = 1;
+  rows.lane_stride = kBlockK;
+  rows.out = reinterpret_cast<int32_t*>(packed.keys) + task * plan.row_lanes() * kBlockK;
+  rows.scale = integer ? packed.key_scale + task * kBlockK : nullptr;
+  rows.start = grid.q_offset != 0 ? packed.key_start + task * kBlockK : nullptr;
+  rows.start_offset = grid.q_offset;
+  rows.mean = plan.predicts() ? packed.k.mean + task * plan.dim_pad() : nullptr;
+  rows.similarity = packed.k.similarity + task;
+  rows.scratch = Scratch(worker);
+  if (rows.tokens.count < kBlockK) {  // what pads the last block must be numbers, too
+    std::fill_n(rows.out, plan.row_lanes() * kBlockK, 0);
+    if (rows.scale != nullptr) std::fill_n(rows.scale, kBlockK, 0.0f);
+    if (rows.start != nullptr) std::fill_n(rows.start, kBlockK, 0);
+  }
+  uint64_t poison = ops.rows(rows);
+  if (with_values) {
+    PackValuesArgs values{};
+    values.tokens = KeyRows(id, args.v, plan.v_dim);
+    values.channels = plan.channels();
+    values.precision = plan.precision;
+    values.inverse_unit = static_cast<float>(1.0 / units.v_unit);
+    values.max = grid.v_max;
+    values.out =
+        reinterpret_cast<int32_t*>(packed.values) + task * (kBlockK / PerLane(plan.precision)) * plan.channels();
+    values.scale = integer ? packed.value_scale + task * plan.channels() : nullptr;
+    values.scratch = Scratch(worker);
+    poison |= ops.values(values);
+  }
+  packed.poison[task] = poison;
+}
+
+void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
+  const BlockId id = FindQueryBlock(plan, task);
+  const Sequence& s = plan.sequences[id.sequence];
+  const int64_t index = UnitIndex(id.sequence, id.head / plan.heads_per_kv);
+  const QuantGrid& grid = plan.grid();
+  PackRowsArgs rows{};
+  rows.tokens =
+      RowsOf(plan, args.q, id.sequence, id.head, s.q_begin + id.block * kBlockQ, s.QueriesIn(id.block), plan.qk_dim);
+  rows.dim_pad = plan.dim_pad();
+  rows.precision = plan.precision;
+  rows.centre = packed.key_mean + index * plan.dim_pad();
+  rows.max = grid.q_max;
+  rows.norm_max = grid.norm_max;
+  rows.offset = grid.q_offset;
+  rows.is_query = true;
+  rows.score_factor = plan.scale * kLog2e * packed.units[index].k_unit;
+  rows.limit = kScoreLimit / (static_cast<double>(plan.qk_dim) * kStoredKeyMax);
+  rows.row_lanes = plan.row_lanes();
+  rows.row_stride = plan.row_lanes();
+  rows.lane_stride = 1;
+  rows.out = reinterpret_cast<int32_t*>(packed.queries) + task * kBlockQ * plan.row_lanes();
+  rows.scale = packed.q_factor + task * kBlockQ;
+  rows.mean = plan.predicts() ? packed.q.mean + task * plan.dim_pad() : nullptr;
+  rows.similarity = packed.q.similarity + task;
+  rows.shift_factor = plan.scale * kLog2e;
+  rows.shift = packed.q_shift + task * kBlockQ;
+  rows.scratch = Scratch(worker);
+  ops.rows(rows);
+}
+
+}  // namespace
+
+int64_t Packed::scratch_floats(const Plan& plan) {
+  return RoundUp(std::max(2 * plan.dim_pad(), (kBlockK + 1) * plan.channels()), Arena::kAlignment / sizeof(float));
+}
+
+Packed LayPacked(const Plan& plan, Arena& arena) {
+  const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
+  const int64_t q_blocks = plan.q_heads * plan.all_q_blocks;
+  const int64_t heads = plan.batch() * plan.kv_heads;
+  const int64_t lane_rows = kBlockK / PerLane(plan.precision);
+  const bool integer = plan.precision != SPARGE_FP32;
+  Packed p{};
+  p.units = arena.Take<KeyUnits>(heads);
+  p.key_mean = arena.Take<float>(heads * plan.dim_pad());
+  p.block_max = arena.Take<float>(2 * k_blocks);
+  p.finite = arena.Take<int32_t>(k_blocks);
+  p.k.mean = arena.Take<float>(k_blocks * plan.dim_pad());
+  p.k.similarity = arena.Take<float>(k_blocks);
+  p.keys = arena.Take<std::byte>(k_blocks * kBlockK * plan.row_lanes() * kLaneBytes);
+  p.key_scale = arena.Take<float>(integer ? k_blocks * kBlockK : 0);
+  p.key_start = arena.Take<int32_t>(plan.grid().q_offset != 0 ? k_blocks * kBlockK : 0);
+  p.poison = arena.Take<uint64_t>(k_blocks);
+  p.values = arena.Take<std::byte>(k_blocks * lane_rows * plan.channels() * kLaneBytes);
+  p.value_scale = arena.Take<float>(integer ? k_blocks * plan.channels() : 0);
+  p.q.mean = arena.Take<float>(plan.predicts() ? q_blocks * plan.dim_pad() : 0);
+  p.q.similarity = arena.Take<float>(q_blocks);
+  p.queries = arena.Take<std::byte>(q_blocks * kBlockQ * plan.row_lanes() * kLaneBytes);
+  p.q_factor = arena.Take<float>(q_blocks * kBlockQ);
+  p.q_shift = arena.Take<float>(q_blocks * kBlockQ);
+  p.scratch = arena.Take<float>(plan.runtime.executor.workers * Packed::scratch_floats(plan));
+  return p;
+}
+
+void PackAll(const Plan& plan, const sparge_run_args& args, bool with_values, const Packed& packed) {
+  const Packer packer{plan, args, packed, *PackOpsFor(plan.runtime.isa), with_values};
+  const sparge_executor& executor = plan.runtime.executor;
+  const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
+  ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.MeasureBlock(worker, task); });
+  ForEach(executor, plan.batch() * plan.kv_heads, [&](int32_t, int64_t index) { packer.ChooseUnits(index); });
+  // Keys and queries in one loop: one wait less.
+  ForEach(executor, k_blocks + plan.q_heads * plan.all_q_blocks, [&](int32_t worker, int64_t task) {
+    task < k_blocks ? packer.PackKeyBlock(worker, task) : packer.PackQueryBlock(worker, task - k_blocks);
+  });
+}
+
+}  // namespace sparge

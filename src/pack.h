@@ -1,0 +1,57 @@
+// Packing: reads q, k and v once, writes the kernel's blocks, and as a by-product the summaries that stage 1 works
+// from.
+#ifndef SPARGE_SRC_PACK_H_
+#define SPARGE_SRC_PACK_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "src/base/arena.h"
+#include "src/plan.h"
+
+namespace sparge {
+
+// What stage 1 knows of the blocks of q or k: the mean of their tokens and how alike the tokens are.
+struct BlockSummaries {
+  float* mean;        // per block: dim_pad floats; k: centred, in units of KeyUnits::k_unit
+  float* similarity;  // per block: squared norm of the mean unit vector, 0..1
+};
+
+// Per sequence and kv head. Keys and values are divided by a power of two close to their largest magnitude, so that no
+// later product or sum can overflow, whatever finite numbers come in; docs/numerics.md.
+struct KeyUnits {
+  double k_unit;  // stored key = (key - mean) / k_unit, |stored| <= 4
+  double v_unit;  // stored value = value / v_unit, |stored| < 2
+};
+
+// Everything packed, in the workspace. Blocks are indexed by Plan::QueryBlock and Plan::KeyBlock.
+struct Packed {
+  // Keys and values.
+  KeyUnits* units;   // per sequence and kv head
+  float* key_mean;   // per sequence and kv head: dim_pad floats
+  float* block_max;  // per key block: largest |k|, largest |v| (from the first pass)
+  int32_t* finite;   // per key block: number of finite keys (from the first pass)
+  BlockSummaries k;
+  std::byte* keys;
+  float* key_scale;
+  int32_t* key_start;
+  uint64_t* poison;
+  std::byte* values;
+  float* value_scale;
+  // Queries.
+  BlockSummaries q;
+  std::byte* queries;
+  float* q_factor;
+  float* q_shift;
+  float* scratch;  // per worker: scratch_floats
+
+  static int64_t scratch_floats(const Plan& plan);
+};
+
+Packed LayPacked(const Plan& plan, Arena& arena);
+
+// First pass over the keys, then all blocks. `with_values` false: v is not read (stage 1 only).
+void PackAll(const Plan& plan, const sparge_run_args& args, bool with_values, const Packed& packed);
+
+}  // namespace sparge
+#endif  // SPARGE_SRC_PACK_H_

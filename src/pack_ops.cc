@@ -1,0 +1,44 @@
+// Compiles packing for every target.
+#include "src/pack_ops.h"
+
+#include "src/base/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/pack_ops.cc"
+#include <hwy/foreach_target.h>
+// Must come after foreach_target.
+#include <hwy/highway.h>
+
+#include "src/pack-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sparge {
+namespace HWY_NAMESPACE {
+
+uint64_t RowsOf(const PackRowsArgs& args) {
+  return args.precision == SPARGE_FP32    ? PackRows<SPARGE_FP32>(args)
+         : args.precision == SPARGE_INT16 ? PackRows<SPARGE_INT16>(args)
+                                          : PackRows<SPARGE_INT8>(args);
+}
+
+uint64_t ValuesOf(const PackValuesArgs& args) {
+  return args.precision == SPARGE_FP32    ? PackValues<SPARGE_FP32>(args)
+         : args.precision == SPARGE_INT16 ? PackValues<SPARGE_INT16>(args)
+                                          : PackValues<SPARGE_INT8>(args);
+}
+
+inline constexpr PackOps kPackOps{&Measure, &RowsOf, &ValuesOf};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace sparge
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/base/dispatch.h"
+
+namespace sparge {
+
+const PackOps* PackOpsFor(Isa isa) { SPARGE_RETURN_TABLE_OF(isa, kPackOps) }
+
+}  // namespace sparge
+#endif  // HWY_ONCE

@@ -1,0 +1,78 @@
+// The vector functions of packing, one set per instruction set; pack.cc calls them block by block.
+#ifndef SPARGE_SRC_PACK_OPS_H_
+#define SPARGE_SRC_PACK_OPS_H_
+
+#include <sparge/sparge.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "src/base/isa.h"
+#include "src/kernel/kernel.h"
+
+namespace sparge {
+
+// `count` tokens of `dim` elements.
+struct TokenRows {
+  const std::byte* data;
+  sparge_dtype dtype;
+  int64_t token_stride;  // elements
+  int64_t count, dim;
+};
+
+// Largest magnitude over the finite tokens, their mean (if `mean` is not NULL) and their number.
+struct Measured {
+  float max_abs;
+  int32_t finite;
+};
+
+// Packs the rows of one query or key block:
+//   keys: x = (token - centre) * inverse_unit,  queries: x = token
+//   stored = round(x / scale) + offset, as lanes of `precision`
+// where scale makes the integers keep |.| <= max and |.|_2 <= norm_max. fp32 stores keys as x, queries as x * factor.
+struct PackRowsArgs {
+  TokenRows tokens;
+  int64_t dim_pad;
+  sparge_precision precision;
+  const float* centre;  // dim_pad floats: mean of the keys
+  float inverse_unit;
+  int max, norm_max, offset;
+  bool is_query;
+  // Queries: score = dot * factor, factor = (scale of the row) * score_factor, bounded by limit / max (integers) or
+  // limit / max|row| (fp32), so that scores stay finite.
+  double score_factor, limit;
+  // Results. Lane i of row t goes to out[t * row_stride + i * lane_stride].
+  int32_t* out;
+  int64_t row_lanes, row_stride, lane_stride;
+  float* scale;       // per row: keys: the scale; queries: the score factor. NULL for fp32 keys
+  int32_t* start;     // per row: -offset_of_q * sum of the integers; NULL = not needed
+  int start_offset;   // offset_of_q
+  float* mean;        // dim_pad floats: mean of x; NULL = no summary
+  float* similarity;  // one float
+  double shift_factor;
+  float* shift;    // queries: per row, shift_factor * (token . centre); NaN marks a row that is not finite
+  float* scratch;  // 2 * dim_pad floats
+};
+
+struct PackValuesArgs {
+  TokenRows tokens;
+  int64_t channels;
+  sparge_precision precision;
+  float inverse_unit;
+  int max;
+  int32_t* out;    // kBlockK / PerLane rows of `channels` lanes
+  float* scale;    // per channel; NULL for fp32
+  float* scratch;  // (kBlockK + 1) * channels floats
+};
+
+struct PackOps {
+  Measured (*measure)(const TokenRows& tokens, int64_t dim_pad, float* mean, float* scratch);
+  uint64_t (*rows)(const PackRowsArgs& args);      // bit t = token t is not finite (keys)
+  uint64_t (*values)(const PackValuesArgs& args);  // likewise
+};
+
+// NULL if that instruction set was not compiled in.
+const PackOps* PackOpsFor(Isa isa);
+
+}  // namespace sparge
+#endif  // SPARGE_SRC_PACK_OPS_H_

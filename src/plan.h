@@ -1,0 +1,129 @@
+// The plan: a checked, plain description of one attention problem. Everything that can be refused is refused here.
+#ifndef SPARGE_SRC_PLAN_H_
+#define SPARGE_SRC_PLAN_H_
+
+#include <sparge/sparge.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "src/base/isa.h"
+#include "src/base/visible.h"
+#include "src/kernel/kernel.h"
+
+namespace sparge {
+
+// What plans share: threads and the chosen instruction set.
+struct Runtime {
+  sparge_executor executor;
+  Isa isa;
+  const KernelOps* kernels;
+};
+
+// One sequence of the batch. Token indices count from `q_begin` / `k_begin` in its tensor row; blocks are numbered
+// through all sequences of a head, so that one index finds a block's data.
+struct Sequence {
+  int64_t q_begin, q_count, q_blocks, q_block_begin;
+  int64_t k_begin, k_count, k_blocks, k_block_begin;
+  Visible visible;
+
+  int64_t QueriesIn(int64_t q_block) const { return std::min<int64_t>(kBlockQ, q_count - q_block * kBlockQ); }
+  int64_t KeysIn(int64_t k_block) const { return std::min<int64_t>(kBlockK, k_count - k_block * kBlockK); }
+};
+
+struct Plan {
+  Runtime runtime;
+
+  std::vector<Sequence> sequences;
+  bool packed;  // sequences lie behind one another in one tensor row, instead of in a batch dimension
+  int64_t q_heads, kv_heads, heads_per_kv;
+  int64_t q_tokens, kv_tokens;  // as in the descriptor
+  int64_t qk_dim, v_dim;
+  int64_t q_blocks, k_blocks;          // of the longest sequence: the shape of the map
+  int64_t all_q_blocks, all_k_blocks;  // of all sequences of one head
+
+  double scale;
+  double softcap;
+  sparge_mask_type mask;
+  std::vector<float> alibi_slopes;  // empty = none
+  std::vector<float> sink_logits;   // empty = none
+
+  sparge_precision precision;
+  sparge_select select;
+  bool keep_sink;
+  std::vector<sparge_head_params> heads;  // one per query head
+
+  bool predicts() const { return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK; }
+  const QuantGrid& grid() const { return runtime.kernels->grid[precision]; }
+  int64_t batch() const { return static_cast<int64_t>(sequences.size()); }
+  // Lanes of one packed query or key row; dims and channels padded to whole vectors.
+  int64_t row_lanes() const { return CeilDiv(qk_dim, PerLane(precision)); }
+  int64_t dim_pad() const { return RoundUp(qk_dim, kChannelAlign); }
+  int64_t channels() const { return RoundUp(v_dim, kChannelAlign); }
+  // Index of a query block among all of all heads, or of a key block among all of all kv heads.
+  int64_t QueryBlock(int64_t head, const Sequence& s, int64_t block) const {
+    return head * all_q_blocks + s.q_block_begin + block;
+  }
+  int64_t KeyBlock(int64_t kv_head, const Sequence& s, int64_t block) const {
+    return kv_head * all_k_blocks + s.k_block_begin + block;
+  }
+};
+
+// Throws Failure.
+Plan MakePlan(const Runtime& runtime, const sparge_plan_desc& desc);
+
+// What a call is going to do, which decides what its arguments must hold.
+enum class Call { kRun, kPredict, kReference };
+// Throws Failure if `args` do not fit the plan.
+void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t workspace_size);
+
+// Where a block stands: the inverse of Plan::QueryBlock and Plan::KeyBlock.
+struct BlockId {
+  int64_t head, sequence, block;
+};
+template <int64_t Sequence::*kBegin>
+BlockId FindBlock(const Plan& plan, int64_t index, int64_t blocks_per_head) {
+  const int64_t within = index % blocks_per_head;
+  // The last sequence that begins at or before `within`: empty ones share their beginning with the next.
+  const auto after = std::upper_bound(plan.sequences.begin(), plan.sequences.end(), within,
+                                      [](int64_t block, const Sequence& s) { return block < s.*kBegin; });
+  const int64_t sequence = after - plan.sequences.begin() - 1;
+  return {index / blocks_per_head, sequence, within - plan.sequences[sequence].*kBegin};
+}
+inline BlockId FindQueryBlock(const Plan& plan, int64_t index) {
+  return FindBlock<&Sequence::q_block_begin>(plan, index, plan.all_q_blocks);
+}
+inline BlockId FindKeyBlock(const Plan& plan, int64_t index) {
+  return FindBlock<&Sequence::k_block_begin>(plan, index, plan.all_k_blocks);
+}
+
+// Address of token 0 of a sequence in a tensor.
+inline std::byte* SequenceData(const Plan& plan, const sparge_tensor& tensor, size_t element_bytes, int64_t sequence,
+                               int64_t head, int64_t first_token) {
+  const int64_t batch = plan.packed ? 0 : sequence;
+  const int64_t at = batch * tensor.batch_stride + head * tensor.head_stride + first_token * tensor.token_stride;
+  return static_cast<std::byte*>(tensor.data) + at * static_cast<int64_t>(element_bytes);
+}
+
+inline int64_t MaskElementBytes(sparge_mask_type type) {
+  return type == SPARGE_MASK_BOOL ? 1 : type == SPARGE_MASK_ADD_F16 ? 2 : 4;
+}
+
+// Address of the mask element (query, key 0); NULL if there is no mask.
+inline const std::byte* MaskRow(const Plan& plan, const sparge_mask& mask, int64_t sequence, int64_t head,
+                                int64_t query) {
+  if (plan.mask == SPARGE_MASK_NONE) return nullptr;
+  const int64_t at = sequence * mask.batch_stride + head * mask.head_stride + query * mask.query_stride;
+  return static_cast<const std::byte*>(mask.data) + at * MaskElementBytes(plan.mask);
+}
+
+// The lse of token 0 of a sequence; NULL if not wanted.
+inline float* LseRow(const Plan& plan, const sparge_lse& lse, int64_t sequence, int64_t head) {
+  if (lse.data == nullptr) return nullptr;
+  const int64_t batch = plan.packed ? 0 : sequence;
+  return lse.data + batch * lse.batch_stride + head * lse.head_stride + plan.sequences[sequence].q_begin * plan.packed;
+}
+
+}  // namespace sparge
+#endif  // SPARGE_SRC_PLAN_H_

@@ -1,0 +1,254 @@
+// Stage 1, rule by rule. In double throughout: it costs nothing here, and ties and sums come out as the rule says.
+#include "src/predict.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "src/base/half.h"
+#include "src/base/threads.h"
+
+namespace sparge {
+namespace {
+
+// One row of tiles at work; the arrays have one entry per key block.
+struct Row : BlockId {
+  int64_t index;        // Plan::QueryBlock
+  int64_t first, last;  // queries
+  uint64_t* kept;       // bits
+  uint64_t* masked;     // bits or NULL
+  bool* visible;
+  double* score;   // then: probability
+  int32_t* order;  // candidates
+};
+
+enum class MaskTile { kHidden, kPlain, kMixed };
+
+// Reads the mask over the pairs of a tile that are visible by position.
+template <class IsHidden, class IsPlain>
+MaskTile ClassifyPairs(const Visible& visible, const Row& row, Range keys, const IsHidden& hidden,
+                       const IsPlain& plain) {
+  bool any_visible = false;
+  bool all_plain = true;
+  for (int64_t i = row.first; i <= row.last; ++i) {
+    const Range seen = visible.KeysOf(i);
+    for (int64_t j = std::max(seen.begin, keys.begin); j < std::min(seen.end, keys.end); ++j) {
+      any_visible |= !hidden(i, j);
+      all_plain &= plain(i, j);
+    }
+    if (any_visible && !all_plain) return MaskTile::kMixed;
+  }
+  return !any_visible ? MaskTile::kHidden : all_plain ? MaskTile::kPlain : MaskTile::kMixed;
+}
+
+// What the mask does to one tile.
+MaskTile ClassifyTile(const Plan& plan, const sparge_run_args& args, const Row& row, Range keys) {
+  const Visible& visible = plan.sequences[row.sequence].visible;
+  const std::byte* base = MaskRow(plan, args.mask, row.sequence, row.head, 0);
+  const int64_t stride = args.mask.query_stride;
+  if (plan.mask == SPARGE_MASK_BOOL) {
+    const auto* mask = reinterpret_cast<const uint8_t*>(base);
+    return ClassifyPairs(
+        visible, row, keys, [&](int64_t i, int64_t j) { return mask[i * stride + j] == 0; },
+        [&](int64_t i, int64_t j) { return mask[i * stride + j] != 0; });
+  }
+  constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+  const sparge_dtype dtype = plan.mask == SPARGE_MASK_ADD_F16 ? SPARGE_F16 : SPARGE_F32;
+  return ClassifyPairs(
+      visible, row, keys, [&](int64_t i, int64_t j) { return LoadElement(base, dtype, i * stride + j) == kMinusInf; },
+      [&](int64_t i, int64_t j) { return LoadElement(base, dtype, i * stride + j) == 0.0f; });
+}
+
+// Rule "visible". Returns the number of eligible tiles.
+int64_t FindVisible(const Plan& plan, const sparge_run_args& args, Row& row) {
+  const Sequence& s = plan.sequences[row.sequence];
+  const Range blocks = BlocksOf(s.visible.KeysOfAny(row.first, row.last), kBlockK);
+  int64_t eligible = 0;
+  for (int64_t j = 0; j < s.k_blocks; ++j) {
+    row.visible[j] = j >= blocks.begin && j < blocks.end;
+    if (row.visible[j] && row.masked != nullptr) {
+      const MaskTile tile = ClassifyTile(plan, args, row, {j * kBlockK, (j + 1) * kBlockK});
+      row.visible[j] = tile != MaskTile::kHidden;
+      if (tile == MaskTile::kMixed) SetBit(row.masked, j);
+    }
+    eligible += row.visible[j];
+  }
+  return eligible;
+}
+
+double Dot(const float* a, const float* b, int64_t dim) {
+  double sum[4] = {};
+  int64_t i = 0;
+  for (; i + 4 <= dim; i += 4) {
+    for (int k = 0; k < 4; ++k) sum[k] += static_cast<double>(a[i + k]) * static_cast<double>(b[i + k]);
+  }
+  for (; i < dim; ++i) sum[0] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// Rule "score": the score that attention would give the mean query and the mean key, softcap and slope included.
+void ScoreTiles(const Plan& plan, const Packed& packed, const Row& row) {
+  const Sequence& s = plan.sequences[row.sequence];
+  const int64_t kv_head = row.head / plan.heads_per_kv;
+  const int64_t unit = row.sequence * plan.kv_heads + kv_head;
+  const float* query = packed.q.mean + row.index * plan.dim_pad();
+  const double to_score = plan.scale * packed.units[unit].k_unit;
+  const double shift =
+      plan.softcap > 0 ? plan.scale * Dot(query, packed.key_mean + unit * plan.dim_pad(), plan.qk_dim) : 0.0;
+  const double position = 0.5 * static_cast<double>(row.first + row.last) + static_cast<double>(s.visible.offset);
+  for (int64_t j = 0; j < s.k_blocks; ++j) {
+    if (!row.visible[j]) continue;
+    const float* key = packed.k.mean + plan.KeyBlock(kv_head, s, j) * plan.dim_pad();
+    double score = to_score * Dot(query, key, plan.qk_dim);
+    if (plan.softcap > 0) score = plan.softcap * std::tanh((score + shift) / plan.softcap);
+    if (!plan.alibi_slopes.empty()) {
+      const double middle = static_cast<double>(j * kBlockK) + 0.5 * static_cast<double>(s.KeysIn(j) - 1);
+      score -= static_cast<double>(plan.alibi_slopes[row.head]) * std::fabs(position - middle);
+    }
+    row.score[j] = score;
+  }
+}
+
+// Softmax over the candidates, which come out sorted: most probable first, ties by lower index.
+void RankCandidates(const Row& row, int64_t count) {
+  double top = -std::numeric_limits<double>::infinity();
+  for (int64_t c = 0; c < count; ++c) top = std::max(top, row.score[row.order[c]]);
+  double sum = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    double& score = row.score[row.order[c]];
+    score = std::exp(score - top);
+    sum += score;
+  }
+  for (int64_t c = 0; c < count; ++c) row.score[row.order[c]] /= sum;
+  std::sort(row.order, row.order + count,
+            [&](int32_t a, int32_t b) { return row.score[a] != row.score[b] ? row.score[a] > row.score[b] : a < b; });
+}
+
+// Rule "select". Candidates are the visible tiles of self-similar key blocks.
+void SelectTiles(const Plan& plan, const Row& row, int64_t candidates, int64_t eligible) {
+  if (candidates == 0) return;
+  const sparge_head_params& params = plan.heads[row.head];
+  RankCandidates(row, candidates);
+  int64_t take = 1;
+  if (plan.select == SPARGE_SELECT_TOPK) {
+    take = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(params.topk * static_cast<double>(eligible))));
+  } else if (params.tau >= 1) {
+    take = candidates;
+  } else {
+    double mass = row.score[row.order[0]];
+    while (mass < params.tau && take < candidates) mass += row.score[row.order[take++]];
+  }
+  for (int64_t c = 0; c < std::min(take, candidates); ++c) SetBit(row.kept, row.order[c]);
+}
+
+// Rule "force" for what does not depend on similarity: diagonal and sink.
+void ForceDiagonalAndSink(const Plan& plan, const Row& row) {
+  const Visible& visible = plan.sequences[row.sequence].visible;
+  const Range diagonal = BlocksOf(visible.Diagonal(row.first, row.last), kBlockK);
+  for (int64_t j = diagonal.begin; j < diagonal.end; ++j) {
+    if (row.visible[j]) SetBit(row.kept, j);
+  }
+  if (plan.keep_sink && row.visible[0]) SetBit(row.kept, 0);
+}
+
+// The rules together, for a plan that predicts.
+void PredictRow(const Plan& plan, const Packed& packed, const Row& row, int64_t eligible) {
+  const Sequence& s = plan.sequences[row.sequence];
+  const double theta = plan.heads[row.head].theta;
+  const float* k_similarity = packed.k.similarity + plan.KeyBlock(row.head / plan.heads_per_kv, s, 0);
+  const bool query_alike = packed.q.similarity[row.index] > theta;
+  int64_t candidates = 0;
+  for (int64_t j = 0; j < s.k_blocks; ++j) {
+    if (!row.visible[j]) continue;
+    const bool alike = k_similarity[j] > theta;
+    if (query_alike && alike) row.order[candidates++] = static_cast<int32_t>(j);
+    if (!query_alike || !alike) SetBit(row.kept, j);  // its mean tells nothing about it: compute
+  }
+  if (query_alike) {
+    ScoreTiles(plan, packed, row);
+    SelectTiles(plan, row, candidates, eligible);
+  }
+  ForceDiagonalAndSink(plan, row);
+}
+
+// For a plan that does not: all visible tiles, or those of the caller's map.
+void CopyRow(const Plan& plan, const sparge_run_args& args, const Row& row) {
+  const Sequence& s = plan.sequences[row.sequence];
+  const uint8_t* map = nullptr;
+  if (plan.select == SPARGE_SELECT_MAP) {
+    map = args.map + row.sequence * args.map_batch_stride + row.head * args.map_head_stride + row.block * plan.k_blocks;
+  }
+  for (int64_t j = 0; j < s.k_blocks; ++j) {
+    if (row.visible[j] && (map == nullptr || map[j] != 0)) SetBit(row.kept, j);
+  }
+}
+
+int64_t ScratchBytes(const Plan& plan) {
+  return RoundUp(plan.k_blocks * static_cast<int64_t>(sizeof(double) + sizeof(int32_t) + sizeof(bool)),
+                 Arena::kAlignment);
+}
+
+Row MakeRow(const Plan& plan, const BlockMap& map, int32_t worker, int64_t index) {
+  Row row{};
+  row.index = index;
+  static_cast<BlockId&>(row) = FindQueryBlock(plan, index);
+  const Sequence& s = plan.sequences[row.sequence];
+  row.first = row.block * kBlockQ;
+  row.last = row.first + s.QueriesIn(row.block) - 1;
+  row.kept = map.kept + index * map.words;
+  row.masked = map.masked == nullptr ? nullptr : map.masked + index * map.words;
+  std::byte* scratch = map.scratch + worker * ScratchBytes(plan);
+  row.score = reinterpret_cast<double*>(scratch);
+  row.order = reinterpret_cast<int32_t*>(row.score + plan.k_blocks);
+  row.visible = reinterpret_cast<bool*>(row.order + plan.k_blocks);
+  return row;
+}
+
+}  // namespace
+
+BlockMap LayBlockMap(const Plan& plan, Arena& arena) {
+  const int64_t rows = plan.q_heads * plan.all_q_blocks;
+  BlockMap map{};
+  map.words = CeilDiv(plan.k_blocks, 64);
+  map.kept = arena.Take<uint64_t>(rows * map.words);
+  map.masked = plan.mask == SPARGE_MASK_NONE ? nullptr : arena.Take<uint64_t>(rows * map.words);
+  map.eligible = arena.Take<int64_t>(rows);
+  map.computed = arena.Take<int64_t>(rows);
+  map.scratch = arena.Take<std::byte>(plan.runtime.executor.workers * ScratchBytes(plan));
+  return map;
+}
+
+void PredictAll(const Plan& plan, const sparge_run_args& args, const Packed& packed, const BlockMap& map) {
+  ForEach(plan.runtime.executor, plan.q_heads * plan.all_q_blocks, [&](int32_t worker, int64_t index) {
+    Row row = MakeRow(plan, map, worker, index);
+    std::fill_n(row.kept, map.words, 0);
+    if (row.masked != nullptr) std::fill_n(row.masked, map.words, 0);
+    map.eligible[index] = FindVisible(plan, args, row);
+    if (plan.predicts()) {
+      if (map.eligible[index] > 0) PredictRow(plan, packed, row, map.eligible[index]);
+    } else {
+      CopyRow(plan, args, row);
+    }
+    int64_t computed = 0;
+    for (int64_t w = 0; w < map.words; ++w) computed += std::popcount(row.kept[w]);
+    map.computed[index] = computed;
+  });
+}
+
+void WriteMap(const Plan& plan, const BlockMap& map, uint8_t* out) {
+  std::memset(out, 0, static_cast<size_t>(plan.batch() * plan.q_heads * plan.q_blocks * plan.k_blocks));
+  for (int64_t b = 0; b < plan.batch(); ++b) {
+    const Sequence& s = plan.sequences[b];
+    for (int64_t h = 0; h < plan.q_heads; ++h) {
+      for (int64_t i = 0; i < s.q_blocks; ++i) {
+        const uint64_t* kept = map.KeptRow(plan.QueryBlock(h, s, i));
+        uint8_t* row = out + ((b * plan.q_heads + h) * plan.q_blocks + i) * plan.k_blocks;
+        for (int64_t j = 0; j < s.k_blocks; ++j) row[j] = TestBit(kept, j);
+      }
+    }
+  }
+}
+
+}  // namespace sparge

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Writes the seed corpus of the fuzzers: ok_* must be read, bad_* must be refused (io_test checks both)."""
+import json
+import pathlib
+import struct
+
+HERE = pathlib.Path(__file__).resolve().parent / "corpus"
+
+
+def npy(header, data=b"", version=1, length=None):
+    text = header.encode() if isinstance(header, str) else header
+    size = len(text) if length is None else length
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", size) + text + data
+
+
+def head(descr="<f4", order="False", shape="(2, 3)"):
+    return "{'descr': '%s', 'fortran_order': %s, 'shape': %s, }\n" % (descr, order, shape)
+
+
+def safetensors(header, data=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def entry(dtype="F32", shape=(2, 3), begin=0, end=24):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+NPY = {
+    "ok_f4": npy(head(), bytes(24)),
+    "ok_f2_v2": npy(head("<f2"), bytes(12), version=2),
+    "ok_u1_v3": npy(head("|u1"), bytes(6), version=3),
+    "ok_b1": npy(head("|b1"), bytes(6)),
+    "ok_scalar": npy(head(shape="()"), bytes(4)),
+    "ok_empty": npy(head(shape="(0, 3)")),
+    "ok_fortran_1d": npy(head(order="True", shape="(5,)"), bytes(20)),
+    "bad_fortran": npy(head(order="True"), bytes(24)),
+    "bad_big_endian": npy(head(">f4"), bytes(24)),
+    "bad_dtype": npy(head("<f8"), bytes(48)),
+    "bad_structured": npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", bytes(4)),
+    "bad_truncated_data": npy(head(), bytes(23)),
+    "bad_trailing": npy(head(), bytes(25)),
+    "bad_truncated_header": npy(head(), length=500),
+    "bad_header_length": npy(head(), bytes(24), version=2, length=0xFFFFFFFF),
+    "bad_negative": npy(head(shape="(-1, 3)"), bytes(24)),
+    "bad_overflow_product": npy(head(shape="(4611686018427387904, 4)")),
+    "bad_overflow_behind_zero": npy(head(shape="(0, 9223372036854775807, 9223372036854775807)")),
+    "bad_overflow_dim": npy(head(shape="(99999999999999999999,)")),
+    "bad_nine_dims": npy(head(shape="(1, 1, 1, 1, 1, 1, 1, 1, 1)"), bytes(4)),
+    "bad_repeated_key": npy("{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (), }", bytes(4)),
+    "bad_no_shape": npy("{'descr': '<f4', 'fortran_order': False}", bytes(4)),
+    "bad_no_quote": npy("{'descr"),
+    "bad_magic": b"\x93NUMPZ\x01\x00",
+    "bad_version": npy(head(), bytes(24), version=9),
+    "bad_nothing": b"",
+}
+
+SAFETENSORS = {
+    "ok_one": safetensors({"q": entry()}, bytes(24)),
+    "ok_metadata": safetensors({"__metadata__": {"causal": "true"}, "q": entry("BF16", end=12)}, bytes(12)),
+    "ok_types": safetensors({"a": entry("U8", end=6), "b": entry("BOOL", end=6), "c": entry("F16", end=12)}, bytes(12)),
+    "ok_unknown_dtype": safetensors({"q": entry("I64", (3,))}, bytes(24)),
+    "ok_none": safetensors({}),
+    "ok_padded": safetensors(b'{"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   ', bytes(4)),
+    "bad_short": b"\x01\x00",
+    "bad_length_cap": safetensors(b"{}", length=1 << 62),
+    "bad_length_file": safetensors(b"{}", length=3),
+    "bad_json": safetensors(b'{"q":'),
+    "bad_utf8": safetensors(b'{"\xff":1}'),
+    "bad_not_object": safetensors(b"[1]"),
+    "bad_nesting": safetensors(b"[" * 200),
+    "bad_duplicate": safetensors(b'{"q":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"q":{}}'),
+    "bad_duplicate_inside": safetensors(b'{"q":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
+    "bad_outside": safetensors({"q": entry()}, bytes(23)),
+    "bad_backwards": safetensors({"q": entry(begin=24, end=0)}, bytes(24)),
+    "bad_huge_offset": safetensors({"q": entry(begin=(1 << 63) - 8, end=(1 << 63) - 1)}, bytes(24)),
+    "bad_size": safetensors({"q": entry(shape=(2, 2))}, bytes(24)),
+    "bad_overflow": safetensors({"q": entry(shape=(1 << 40, 1 << 40))}, bytes(24)),
+    "bad_negative": safetensors({"q": entry(shape=(-2, -3))}, bytes(24)),
+    "bad_float_dim": safetensors({"q": entry(shape=(2.0, 3))}, bytes(24)),
+    "bad_metadata": safetensors({"__metadata__": {"causal": True}}),
+    "bad_no_offsets": safetensors({"q": {"dtype": "F32", "shape": [1]}}),
+}
+
+for folder, files in (("npy", NPY), ("safetensors", SAFETENSORS)):
+    (HERE / folder).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (HERE / folder / name).write_bytes(content)
