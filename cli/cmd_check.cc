@@ -1,12 +1,7 @@
 // cmd_check.cc - `sparge check`: error of the shipped path against a double-precision reference, and where it comes
 // from.
-#include <atomic>
 #include <cstdio>
-#include <exception>
-#include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
 
 #include "cli/commands.h"
 #include "cli/metrics.h"
@@ -53,27 +48,6 @@ struct FileResult {
   Json parameters;
 };
 
-// Calls task(i) for every i below `count` on `threads` threads; the first exception is thrown again here.
-void ParallelFor(int64_t count, int32_t threads, const std::function<void(int64_t)>& task) {
-  std::atomic<int64_t> next{0};
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    try {
-      for (int64_t i = next++; i < count; i = next++) task(i);
-    } catch (...) {
-      next = count;  // the others stop too
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  std::vector<std::jthread> helpers;
-  for (int64_t i = 1; i < std::min<int64_t>(threads, count); ++i) helpers.emplace_back(work);
-  work();
-  helpers.clear();
-  if (failure) std::rethrow_exception(failure);
-}
-
 class Checker {
  public:
   Checker(const Context& context, const Problem& problem) : context_(context), problem_(problem) {
@@ -88,13 +62,10 @@ class Checker {
     const PlanDesc& desc = problem_.desc;
     FileResult result{file, desc.q_heads, std::vector<Errors>(head_stats_.size()), Json::object()};
     AddParameters(result.parameters, problem_);
-    // The reference uses one thread per head.
-    std::mutex mutex;
-    ParallelFor(static_cast<int64_t>(result.heads.size()), context_.threads(), [&](int64_t i) {
-      result.heads[static_cast<size_t>(i)] = CompareHead(i);
-      const std::lock_guard lock(mutex);
+    for (size_t i = 0; i < result.heads.size(); ++i) {
+      result.heads[i] = CompareHead(static_cast<int64_t>(i));
       progress.Step();
-    });
+    }
     return result;
   }
 

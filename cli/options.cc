@@ -63,7 +63,7 @@ void AddInteger(CLI::App& app, const std::string& flag, const std::string& help,
 }
 
 void AddFile(CLI::App& app, const std::string& flag, const std::string& help, const std::string& group,
-             std::string& target, bool required = false) {
+             std::string& target) {
   app.add_option_function<std::string>(
          flag,
          [flag, &target](const std::string& text) {
@@ -72,8 +72,7 @@ void AddFile(CLI::App& app, const std::string& flag, const std::string& help, co
          },
          help)
       ->type_name("FILE")
-      ->group(group)
-      ->required(required);
+      ->group(group);
 }
 
 void AddChoice(CLI::App& app, const std::string& flag, const std::string& help, std::vector<std::string> choices,
@@ -110,11 +109,13 @@ void RegisterInputs(CLI::App& app, Verb verb, Options& options) {
 void RegisterOutputs(CLI::App& app, Verb verb, Options& options) {
   const std::string group = "Outputs";
   if (verb == Verb::kRun) {
-    AddFile(app, "--out", "result with q's type, .npy or .safetensors", group, options.out, true);
+    AddFile(app, "--out", "required: result with q's type, .npy or .safetensors", group, options.out);
     AddFile(app, "--lse", "log-sum-exp, float32 .npy", group, options.lse);
   }
   if (verb != Verb::kCheck) {
-    AddFile(app, "--map-out", "computed tiles, uint8 .npy", group, options.map_out, verb == Verb::kMap);
+    AddFile(app, "--map-out",
+            verb == Verb::kMap ? "required: tiles to compute, uint8 .npy" : "computed tiles, uint8 .npy", group,
+            options.map_out);
   }
 }
 
@@ -140,7 +141,7 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
   AddChoice(app, "--select", "which tiles to compute; default cdf", {"all", "cdf", "topk", "map"},
             [&options](const std::string& text) { options.select = text; });
   AddNumber(app, "--tau", "cdf: predicted mass to keep; default 0.98", group, options.tau, 0, 1);
-  AddNumber(app, "--topk", "topk: fraction of tiles to keep", group, options.topk, 0, 1);
+  AddNumber(app, "--topk", "topk: fraction of visible tiles to keep; default 0.5", group, options.topk, 0, 1);
   AddNumber(app, "--theta", "blocks less self-similar than this are kept whole; default 0.3, below 0 = off", group,
             options.theta, -kLargest, kLargest);
   if (verb != Verb::kMap) {
@@ -196,6 +197,9 @@ void RegisterOptions(CLI::App& app, Verb verb, Options& options) {
 }
 
 void CheckOptions(Verb verb, const Options& o) {
+  // Not left to CLI11, which would name a missing flag rather than a mistyped one.
+  if (verb == Verb::kRun && o.out.empty()) throw UsageError("--out is missing");
+  if (verb == Verb::kMap && o.map_out.empty()) throw UsageError("--map-out is missing");
   CheckInputs(verb, o);
   const std::string select = o.Select();
   const bool predicted = select == "cdf" || select == "topk";

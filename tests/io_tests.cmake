@@ -1,7 +1,7 @@
 # Tests of the file formats and of the command line; included by tests/CMakeLists.txt.
 add_executable(io_test ${CMAKE_CURRENT_LIST_DIR}/io_test.cc)
 target_compile_definitions(io_test PRIVATE SPARGE_FUZZ_CORPUS="${CMAKE_CURRENT_LIST_DIR}/fuzz/corpus")
-target_link_libraries(io_test PRIVATE sparge_io GTest::gtest_main)
+target_link_libraries(io_test PRIVATE sparge_flags sparge_io GTest::gtest_main)
 gtest_discover_tests(io_test)
 
 if(TARGET sparge_cli)

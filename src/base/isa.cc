@@ -1,6 +1,10 @@
 // Which instruction sets there are, which this machine can run, and which one is used.
 #include "src/base/isa.h"
 
+// clang-format off: must come before Highway.
+#include "src/base/targets.h"
+// clang-format on
+
 #include <hwy/targets.h>
 
 #include <cstdlib>
@@ -8,7 +12,6 @@
 #include <string>
 
 #include "src/base/status.h"
-#include "src/base/targets.h"
 
 namespace sparge {
 namespace {

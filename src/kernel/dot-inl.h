@@ -39,6 +39,8 @@ struct DotF32 {
 // the total fits; sums on the way may wrap, which is harmless.
 struct DotI16 {
   struct Acc {
+    HWY_INLINE Acc() {}  // written out, here and below: g++ gives implicit ones no target, and NEON refuses to inline
+    HWY_INLINE Acc(VI low, VI high) : low(low), high(high) {}
     VI low, high;  // NEON multiplies the halves of a vector apart; elsewhere `high` stays zero and vanishes
   };
   using A = VI16;
@@ -103,6 +105,8 @@ inline constexpr char kInt8Text[] = "u8 x s8, even and odd bytes widened to int1
 struct DotI8 {
   using Acc = DotI16::Acc;
   struct A {
+    HWY_INLINE A() {}
+    HWY_INLINE A(VI16 even, VI16 odd) : even(even), odd(odd) {}
     VI16 even, odd;
   };
   using B = A;

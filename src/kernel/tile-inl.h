@@ -176,6 +176,14 @@ HWY_INLINE void Scores(const KernelArgs& args, int64_t block, Group<P>& group) {
   }
 }
 
+// A mask element in log2 units. The lowest float, which many programs use for "hidden", must stay finite: it hides only
+// beside others that are larger.
+HWY_INLINE float MaskInLog2(float mask) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const float scaled = mask * kLog2e;
+  return std::isinf(scaled) && !std::isinf(mask) ? std::copysign(kMost, mask) : scaled;
+}
+
 // The mask's part of one row, log2 units: bias[j] for the keys [begin, end) of a tile. Reads no other mask element.
 HWY_INLINE void MaskBias(const ScoreRule& rule, int64_t row, int64_t key, Range keys, float* bias) {
   const int64_t at = row * rule.mask_stride + key;
@@ -185,10 +193,10 @@ HWY_INLINE void MaskBias(const ScoreRule& rule, int64_t row, int64_t key, Range 
         bias[j] = static_cast<const uint8_t*>(rule.mask)[at + j] != 0 ? 0.0f : kMinusInf;
         break;
       case SPARGE_MASK_ADD_F32:
-        bias[j] = static_cast<const float*>(rule.mask)[at + j] * kLog2e;
+        bias[j] = MaskInLog2(static_cast<const float*>(rule.mask)[at + j]);
         break;
       case SPARGE_MASK_ADD_F16:
-        bias[j] = FloatFromF16(static_cast<const uint16_t*>(rule.mask)[at + j]) * kLog2e;
+        bias[j] = MaskInLog2(FloatFromF16(static_cast<const uint16_t*>(rule.mask)[at + j]));
         break;
       case SPARGE_MASK_NONE:
         break;

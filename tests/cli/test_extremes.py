@@ -72,7 +72,7 @@ class Extremes(Case):
     def test_constant_values_stay(self):
         """Weights sum to one, so a constant V is the answer whatever q and k are."""
         for kind, name, x, precision in self.each():
-            for constant in (1.5, -LARGEST[kind], 1000.0):
+            for constant in (1.5, -LARGEST[kind]):
                 with self.subTest(kind=kind.__name__, pattern=name, precision=precision, constant=constant):
                     p = Problem(x, x, np.full(self.shape, constant, kind))
                     result = self.check(p, precision)
@@ -139,10 +139,11 @@ class NonFinite(Case):
 
     def each(self, tensors):
         values = (np.nan,) if Config.quick else (np.nan, np.inf, -np.inf)
+        topk = () if Config.quick else (("--select", "topk", "--topk", 0.5),)
         for tensor in tensors:
             for value in values:
                 for precision in PRECISIONS:
-                    for select in (DENSE, ("--select", "cdf"), ("--select", "topk", "--topk", 0.5)):
+                    for select in (DENSE, ("--select", "cdf"), *topk):
                         yield tensor, value, precision, (*select, "--precision", precision)
 
     def check_rows(self, p, clean, dirty, precision, rows):
@@ -167,7 +168,7 @@ class NonFinite(Case):
 
     def test_query(self):
         for tensor, value, precision, flags in self.each("q"):
-            for causal in (False, True):
+            for causal in (True,) if Config.quick else (False, True):
                 with self.subTest(value=value, flags=flags, causal=causal):
                     p = Problem(*structured(rng("nonfinite q"), 1, 4, 2, 300, 300, 64), causal=causal)
                     clean, dirty = self.pair(p, tensor, 1, value, flags)

@@ -104,7 +104,7 @@ class Outputs(Case):
                 self.sweep(p, *DENSE, pv_skip=False)
 
     def test_given_maps(self):
-        for share in (0.0, 0.3, 0.8, 1.0):
+        for share in (0.0, 0.5) if Config.quick else (0.0, 0.3, 0.8, 1.0):
             for extra in (dict(), dict(causal=True), dict(causal=True, window=90)):
                 with self.subTest(share=share, **extra):
                     r = rng("given", share)
@@ -271,6 +271,65 @@ class InstructionSets(Case):
                     np.testing.assert_array_equal(result.map[clear], maps[index].map[clear])
                     self.sweep(p, env=env, pv_skip=False)
                     self.sweep(p, *DENSE, env=env, precisions=("int8",))
+
+
+    def test_fp16_output_is_rounded_to_nearest(self):
+        """The same numbers as float32 and as fp16 files take the same path, up to the last store."""
+        half = [x.astype(np.float16) for x in noise_qkv(rng("rounding"), 1, 1, 1, 150, 150, 64)]
+        for name in cases.runnable_isas():
+            with self.subTest(isa=name):
+                narrow, wide = (self.run_case(Problem(*(x.astype(kind) for x in half)), *DENSE, "--precision", "fp32",
+                                              env={"SPARGE_ISA": name}).out for kind in (np.float16, np.float32))
+                step = np.spacing(np.abs(wide).astype(np.float16)).astype(np.float64)
+                self.assertLessEqual((np.abs(narrow.astype(np.float64) - wide) / step).max(), 0.51)
+
+
+class Combinations(Case):
+    """Everything at once, drawn at random: map and output of each draw."""
+
+    def draw(self, r):
+        dims = (1, 3, 8, 24, 32, 64, 65, 80, 100, 128)
+        groups, hkv, batch = (int(r.integers(1, n)) for n in (4, 3, 3))
+        nq, nk = (int(np.exp(r.uniform(0, np.log(700)))) for _ in range(2))
+        if r.random() < 0.4:
+            nq = nk
+        make = structured if r.random() < 0.7 else noise_qkv
+        kind = np.float16 if r.random() < 0.3 else np.float32
+        tensors = make(r, batch, hkv * groups, hkv, nq, nk, r.choice(dims), r.choice(dims))
+        p = Problem(*(x.astype(kind) for x in tensors))
+        if r.random() < 0.5:
+            p.causal = True
+            if r.random() < 0.5:
+                p.query_offset = int(r.integers(-nq, nk + 2))
+            if r.random() < 0.4:
+                p.window = int(r.integers(1, nk + 2))
+        if r.random() < 0.3:
+            shape = p.shape[int(r.integers(3)):]
+            p.mask = random_mask(r, shape, r.choice([bool, np.float32, np.float16]))
+        if r.random() < 0.3:
+            p.scale = float(r.uniform(0.2, 1.5)) * p.q.shape[3] ** -0.5
+        theta = float(r.choice([-1.0, 0.0, 0.3, 0.6]))
+        s = Selection("cdf", tau=float(r.choice([0.5, 0.9, 0.98])), theta=theta)
+        if r.random() < 0.4:
+            s = Selection("topk", topk=float(r.choice([0.125, 0.25, 0.5])), theta=theta)
+        s.sink = [None, True, False][int(r.integers(3))]
+        return p, s
+
+    def test_random(self):
+        isas = cases.runnable_isas()
+        for index in range(15 if Config.quick else 120):
+            r = np.random.default_rng([Config.seed, index])
+            p, s = self.draw(r)
+            precision, isa = r.choice(PRECISIONS), r.choice(isas)
+            if p.q.shape[3] < 16 or p.q.shape[2] * p.v.shape[3] < 1000:
+                precision = "fp32"  # the integers' bounds are averages over many products and many outputs
+            with self.subTest(index=index, isa=isa, precision=precision):
+                rule = oracle.block_rule(p, s)
+                flags = (*cases.selection_flags(s), "--precision", precision, *EXACT)
+                result = self.run_case(p, *flags, env={"SPARGE_ISA": isa})
+                clear = ~rule.ambiguous
+                np.testing.assert_array_equal(result.map[clear], rule.map[clear], result.command)
+                self.check_output(p, result, precision)
 
 
 def random_mask(r, shape, kind):

@@ -1,0 +1,108 @@
+# The stages of test.sh --ci and how they are counted; sourced by test.sh after build.sh.
+# shellcheck shell=bash
+
+# A Python that has NumPy: the one on the path may be the user's own, without it.
+python_with_numpy() {
+  local python
+  for python in python3 /usr/bin/python3; do
+    if "$python" -c 'import numpy' 2>/dev/null; then
+      command -v "$python"
+      return 0
+    fi
+  done
+  echo "no python3 with numpy" >&2
+  return 1
+}
+
+# run_suite PRESET TEST_PRESET: builds and runs ctest; its output is also kept in build/PRESET/ctest.log.
+run_suite() {
+  local python
+  python=$(python_with_numpy) || return 1
+  build_preset "$1" -DPython3_EXECUTABLE="$python" || return 1
+  ctest --preset "$2" --parallel "$(nproc)" "${ctest_arguments[@]}" 2>&1 | tee "build/$1/ctest.log"
+}
+
+# Fuzzers start from a copy of the corpus, so that what they find does not land in the repository.
+run_fuzzers() {
+  build_preset fuzz || return 1
+  local seconds=60 corpus name work failed=0
+  local -A running=()
+  for corpus in tests/fuzz/corpus/*/; do
+    name=$(basename "$corpus")
+    work=build/fuzz/work/$name
+    rm -rf "$work"
+    mkdir -p "$work/found"
+    cp -r "$corpus" "$work/corpus"
+    "build/fuzz/tests/fuzz/fuzz_$name" -max_total_time=$seconds -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+      -artifact_prefix="$work/found/" "$work/corpus" >"$work/log" 2>&1 &
+    running[$name]=$!
+  done
+  echo "fuzzing for $seconds s: ${!running[*]}"
+  for name in "${!running[@]}"; do
+    work=build/fuzz/work/$name
+    if wait "${running[$name]}" && [[ -z $(ls "$work/found") ]]; then
+      echo "fuzz_$name: $(grep -o 'stat::number_of_executed_units: [0-9]*' "$work/log" | grep -o '[0-9]*$') inputs, nothing found"
+      passed=$((passed + 1))
+    else
+      tail -n 40 "$work/log"
+      echo "fuzz_$name: FAILED; what it found is in $work/found"
+      failed=$((failed + 1))
+    fi
+  done
+  failures=$((failures + failed))
+  ((failed == 0))
+}
+
+# Adds the counts of a ctest run to `passed` and `failures`.
+count_tests() {
+  local line
+  line=$(grep -oE '[0-9]+ tests? failed out of [0-9]+' "$1" 2>/dev/null | tail -n 1) || return 0
+  local numbers
+  read -ra numbers <<<"$(tr -cs '0-9' ' ' <<<"$line")"
+  failures=$((failures + numbers[0]))
+  passed=$((passed + numbers[1] - numbers[0]))
+}
+
+counted_suite() {
+  rm -f "build/$1/ctest.log"
+  local status=0
+  run_suite "$1" "$2" || status=1
+  count_tests "build/$1/ctest.log"
+  return $status
+}
+
+neon_suite() {
+  scripts/arm64_root.sh && counted_suite neon neon
+}
+
+# stage TITLE COMMAND...: runs it unless an earlier stage failed, and notes result and time in `table`.
+stage() {
+  local title=$1 begin=$SECONDS result=passed before=$failures
+  shift
+  if [[ $outcome != passed ]]; then
+    table+=("$(printf '%-44s %-8s %6s' "$title" 'not run' '-')")
+    return 0
+  fi
+  printf '\n== %s (after %d s)\n' "$title" "$SECONDS"
+  if ! "$@"; then
+    result=FAILED
+    outcome=failed
+    # A build that does not come about is a failure too, though no test was run.
+    ((failures > before)) || failures=$((failures + 1))
+  fi
+  table+=("$(printf '%-44s %-8s %4d s' "$title" "$result" $((SECONDS - begin)))")
+}
+
+run_all_stages() {
+  passed=0 failures=0 outcome=passed table=()
+  stage 'full suite' counted_suite test test
+  stage 'suite, address and undefined sanitizers' counted_suite asan asan
+  stage 'suite, thread sanitizer' counted_suite tsan tsan
+  stage 'suite, 64-bit ARM under an emulator' neon_suite
+  stage 'fuzzing of the file parsers' run_fuzzers
+  printf '\n'
+  printf '%s\n' "${table[@]}"
+  printf '%-44s %-8s %4d s\n' 'all stages' "$outcome" "$SECONDS"
+  printf '\n%d passed, %d failed\n' "$passed" "$failures"
+  [[ $outcome == passed ]]
+}

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Builds and tests: the suite, its quick part, or everything that has to pass before a change goes in.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+source scripts/packages.sh
+source scripts/build.sh
+source scripts/stages.sh
+
+usage() {
+  cat <<'TEXT'
+usage: ./test.sh [--quick | --ci] [-- ARGUMENTS OF ctest]
+
+  (nothing)  the full suite on an optimised build, in build/test: at most 10 minutes on two cores
+  --quick    the same build, without the tests labelled `full` and with smaller sweeps: at most 3 minutes
+  --ci       the full suite, then again with address and undefined-behaviour sanitizers, with the thread sanitizer, for
+             64-bit ARM under an emulator, and one minute of fuzzing: at most 40 minutes
+Missing Debian packages are installed when run as root or with sudo. Arguments after `--` go to every ctest run.
+TEXT
+}
+
+mode=full
+case ${1:-} in
+  --quick) mode=quick; shift ;;
+  --ci) mode=ci; shift ;;
+  -h | --help) usage; exit 0 ;;
+esac
+if (($#)) && [[ $1 != -- ]]; then
+  echo "test.sh: unknown argument $1" >&2
+  usage >&2
+  exit 2
+fi
+ctest_arguments=("${@:2}")
+
+read -ra packages <<<"$build_packages $test_packages"
+if [[ $mode == ci ]]; then
+  read -ra more <<<"$ci_packages"
+  packages+=("${more[@]}")
+fi
+need_packages "${packages[@]}"
+
+case $mode in
+  full) run_suite test test ;;
+  quick) run_suite test test-quick ;;
+  ci) run_all_stages ;;
+esac

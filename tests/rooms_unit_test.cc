@@ -1,0 +1,263 @@
+// Rooms behind the ABI, one by one: conversions, visibility, packing layout and bounds, schedule.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "src/base/arena.h"
+#include "src/base/half.h"
+#include "src/base/isa.h"
+#include "src/base/status.h"
+#include "src/kernel/kernels.h"
+#include "src/kernel/state.h"
+#include "src/pack.h"
+#include "src/pack_ops.h"
+#include "src/predict.h"
+#include "src/schedule.h"
+
+namespace sparge {
+namespace {
+
+TEST(Half, RoundTripsAndRounding) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto half = static_cast<uint16_t>(bits);
+    const float value = FloatFromF16(half);
+    if (std::isnan(value)) {
+      EXPECT_TRUE(std::isnan(FloatFromF16(F16FromFloat(value))));
+    } else {
+      ASSERT_EQ(F16FromFloat(value), half);
+    }
+    const float brain = FloatFromBf16(half);
+    if (!std::isnan(brain)) {
+      ASSERT_EQ(Bf16FromFloat(brain), half);
+    }
+  }
+  EXPECT_EQ(F16FromFloat(1.0f + 0x1p-11f), 0x3C00) << "half way: to even";
+  EXPECT_EQ(F16FromFloat(1.0f + 3 * 0x1p-11f), 0x3C02);
+  EXPECT_EQ(F16FromFloat(65519.0f), 0x7BFF);
+  EXPECT_EQ(F16FromFloat(65520.0f), 0x7C00);
+  EXPECT_EQ(F16FromFloat(0x1p-25f), 0x0000);
+  EXPECT_EQ(F16FromFloat(-0x1.8p-25f), 0x8001);
+  EXPECT_TRUE(std::isnan(FloatFromBf16(Bf16FromFloat(std::numeric_limits<float>::quiet_NaN()))));
+}
+
+TEST(Visible, AgreesWithTheDefinition) {
+  for (const bool causal : {false, true}) {
+    for (const int64_t window : {0, 1, 5}) {
+      for (const int64_t offset : {-7, 0, 3, 40}) {
+        const Visible visible{20, offset, window, causal};
+        for (int64_t i = 0; i < 30; ++i) {
+          for (int64_t j = 0; j < 20; ++j) {
+            const bool expected = (!causal || j <= i + offset) && (window == 0 || j > i + offset - window);
+            const Range keys = visible.KeysOf(i);
+            ASSERT_EQ(j >= keys.begin && j < keys.end, expected) << i << " " << j;
+          }
+        }
+        for (int64_t first = 0; first < 25; first += 4) {
+          for (int64_t j = 0; j < 20; ++j) {
+            bool any = false, all = true;
+            for (int64_t i = first; i < first + 4; ++i) {
+              const Range keys = visible.KeysOf(i);
+              const bool sees = j >= keys.begin && j < keys.end;
+              any |= sees;
+              all &= sees;
+            }
+            const Range some = visible.KeysOfAny(first, first + 3), every = visible.KeysOfAll(first, first + 3);
+            ASSERT_EQ(j >= some.begin && j < some.end, any);
+            ASSERT_EQ(j >= every.begin && j < every.end, all);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Packs `tokens` rows of noise as keys with the grid of an instruction set, and reads the integers back.
+struct PackedRows {
+  std::vector<int32_t> out;
+  std::vector<float> scale;
+  std::vector<int32_t> start;
+  int64_t lanes;
+};
+
+PackedRows PackNoise(const PackOps& ops, sparge_precision precision, const QuantGrid& grid, const std::vector<float>& x,
+                     int64_t dim) {
+  const int64_t tokens = static_cast<int64_t>(x.size()) / dim;
+  PackedRows rows;
+  rows.lanes = CeilDiv(dim, PerLane(precision));
+  rows.out.resize(static_cast<size_t>(rows.lanes * kBlockK));
+  rows.scale.resize(kBlockK);
+  rows.start.resize(kBlockK);
+  alignas(64) static float centre[SPARGE_MAX_HEAD_DIM] = {}, scratch[2 * SPARGE_MAX_HEAD_DIM];
+  PackRowsArgs args{};
+  args.tokens = {reinterpret_cast<const std::byte*>(x.data()), SPARGE_F32, dim, tokens, dim};
+  args.dim_pad = RoundUp(dim, kChannelAlign);
+  args.precision = precision;
+  args.centre = centre;
+  args.inverse_unit = 1.0f;
+  args.max = grid.k_max;
+  args.norm_max = grid.norm_max;
+  args.out = rows.out.data();
+  args.row_lanes = rows.lanes;
+  args.row_stride = 1;
+  args.lane_stride = kBlockK;
+  args.scale = rows.scale.data();
+  args.start = rows.start.data();
+  args.start_offset = grid.q_offset;
+  args.scratch = scratch;
+  EXPECT_EQ(ops.rows(args), 0u);
+  return rows;
+}
+
+// Number `d` of token `t` in the key layout [lane][token][number].
+int32_t NumberAt(const PackedRows& rows, sparge_precision precision, int64_t t, int64_t d) {
+  const int per = PerLane(precision);
+  const auto* bytes = reinterpret_cast<const char*>(rows.out.data() + d / per * kBlockK + t);
+  if (precision == SPARGE_INT8) return static_cast<int8_t>(bytes[d % per]);
+  int16_t value;
+  std::memcpy(&value, bytes + 2 * (d % per), 2);
+  return value;
+}
+
+TEST(Pack, IntegersAreNearAndWithinTheirBounds) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (int32_t i = 0; i < IsaCount(); ++i) {
+    const IsaEntry isa = IsaAt(i);
+    if (!isa.runnable) continue;
+    for (const sparge_precision precision : {SPARGE_INT16, SPARGE_INT8}) {
+      const QuantGrid& grid = KernelsFor(isa.isa)->grid[precision];
+      for (const int64_t dim : {1, 5, 64, 576}) {
+        for (const int kind : {0, 1, 2}) {  // noise, all at +-max, tiny
+          std::vector<float> x(static_cast<size_t>(kBlockK * dim));
+          for (float& value : x) {
+            value = kind == 0 ? normal(random) : (random() % 2 == 0 ? 1.0f : -1.0f) * (kind == 1 ? 3e38f : 1e-42f);
+          }
+          const PackedRows rows = PackNoise(*PackOpsFor(isa.isa), precision, grid, x, dim);
+          for (int64_t t = 0; t < kBlockK; ++t) {
+            double norm = 0;
+            int64_t sum = 0;
+            for (int64_t d = 0; d < dim; ++d) {
+              const int32_t n = NumberAt(rows, precision, t, d);
+              norm += static_cast<double>(n) * n;
+              sum += n;
+              ASSERT_LE(std::abs(n), grid.k_max);
+              if (kind == 2) continue;  // the scale itself is denormal
+              const double value = static_cast<double>(n) * rows.scale[t];
+              ASSERT_NEAR(value / rows.scale[t], x[t * dim + d] / rows.scale[t], 0.51) << isa.name << " " << dim;
+            }
+            // (norm_max + sqrt(D)/2)^2 < 2^31, and no norm bound: D * 255 * 127 < 2^31.
+            if (grid.norm_max > 0) {
+              ASSERT_LT(norm, 0x1p31);
+            }
+            ASSERT_EQ(rows.start[t], -grid.q_offset * sum);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Kernel, GridsCannotOverflow) {
+  for (int32_t i = 0; i < IsaCount(); ++i) {
+    const KernelOps& ops = *KernelsFor(IsaAt(i).isa);
+    const QuantGrid& g8 = ops.grid[SPARGE_INT8];
+    const QuantGrid& g16 = ops.grid[SPARGE_INT16];
+    EXPECT_LT(576.0 * (g8.q_max + g8.q_offset) * g8.k_max + 576.0 * g8.q_offset * g8.k_max, 0x1p31);
+    EXPECT_LT(64.0 * g8.p_max * g8.v_max, 0x1p31);
+    EXPECT_LE(g8.q_max + g8.q_offset, 255);
+    EXPECT_LE(g8.p_max, 255);
+    EXPECT_LT(64.0 * g16.p_max * g16.v_max, 0x1p31);
+    EXPECT_LT(std::pow(g16.norm_max + 12.0, 2), 0x1p31);
+    // Two products of vpmaddubsw must fit int16 where q or p have seven bits.
+    if (g8.q_offset == 64) {
+      EXPECT_LE(2 * (g8.q_max + g8.q_offset) * g8.k_max, 32767);
+      EXPECT_LE(2 * g8.p_max * g8.v_max, 32767);
+    }
+  }
+}
+
+Plan SmallPlan(int64_t heads, int64_t queries, int64_t keys) {
+  const Isa isa = ChooseIsa("baseline");
+  sparge_plan_desc desc;
+  sparge_plan_desc_init(&desc);
+  desc.batch = 1;
+  desc.q_heads = desc.kv_heads = heads;
+  desc.q_tokens = queries;
+  desc.kv_tokens = keys;
+  desc.qk_dim = desc.v_dim = 16;
+  const sparge_executor executor{sizeof(sparge_executor), nullptr, 1, nullptr};
+  return MakePlan({executor, isa, KernelsFor(isa)}, desc);
+}
+
+// A schedule over a map with the given kept tiles per row.
+std::vector<WorkItem> ScheduleOf(const Plan& plan, std::vector<int64_t> computed, std::vector<SplitRow>* split) {
+  Arena size;
+  LaySchedule(plan, size);
+  std::vector<std::byte> memory(size.used() + 64);
+  Arena arena(memory.data());
+  Schedule schedule = LaySchedule(plan, arena);
+  BlockMap map{};
+  map.computed = computed.data();
+  MakeSchedule(plan, map, schedule);
+  if (split != nullptr) split->assign(schedule.split_rows, schedule.split_rows + schedule.split_count);
+  return {schedule.items, schedule.items + schedule.item_count};
+}
+
+TEST(Schedule, LargestFirstAndEveryRowOnce) {
+  const Plan plan = SmallPlan(4, 128 * 8, 6400);
+  std::vector<int64_t> computed;
+  for (int i = 0; i < 32; ++i) computed.push_back(i * 37 % 100);
+  const std::vector<WorkItem> items = ScheduleOf(plan, computed, nullptr);
+  ASSERT_EQ(items.size(), 32u);
+  std::vector<bool> seen(32);
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (i > 0) {
+      EXPECT_GE(items[i - 1].end, items[i].end);
+    }
+    EXPECT_EQ(items[i].begin, 0);
+    EXPECT_EQ(items[i].end, computed[items[i].row]);
+    EXPECT_EQ(items[i].part, -1);
+    EXPECT_FALSE(seen[items[i].row]);
+    seen[items[i].row] = true;
+  }
+}
+
+TEST(Schedule, FewLongRowsAreSplitWithoutGap) {
+  const Plan plan = SmallPlan(1, 1, 64 * 100);
+  std::vector<SplitRow> split;
+  std::vector<WorkItem> items = ScheduleOf(plan, {100}, &split);
+  ASSERT_EQ(split.size(), 1u);
+  ASSERT_EQ(items.size(), static_cast<size_t>(split[0].parts));
+  EXPECT_GT(items.size(), 3u);
+  std::sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.begin < b.begin; });
+  int64_t next = 0;
+  for (const WorkItem& item : items) {
+    EXPECT_EQ(item.begin, next);
+    EXPECT_GE(item.end - item.begin, kTilesPerPart);
+    next = item.end;
+  }
+  EXPECT_EQ(next, 100);
+  EXPECT_EQ(ScheduleOf(plan, {3}, &split).size(), 1u) << "short rows are not split";
+}
+
+TEST(State, JoiningEmptyStatesGivesNoNan) {
+  constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+  float o_a[2] = {0, 0}, m_a = kMinusInf, l_a = 0, o_b[2] = {3, 4}, m_b = 1.5f, l_b = 2;
+  JoinStates({o_a, &m_a, &l_a}, {o_b, &m_b, &l_b}, 1, 2);
+  EXPECT_EQ(m_a, 1.5f);
+  EXPECT_EQ(l_a, 2.0f);
+  EXPECT_EQ(o_a[1], 4.0f);
+  m_a = m_b = kMinusInf;
+  l_a = l_b = 0;
+  JoinStates({o_a, &m_a, &l_a}, {o_b, &m_b, &l_b}, 1, 2);
+  EXPECT_EQ(l_a, 0.0f);
+  EXPECT_EQ(o_a[0], 0.0f);
+  AddSink(3.0f, o_a, m_a, l_a, 2);
+  EXPECT_EQ(l_a, 0.0f) << "a row that saw no key stays empty";
+}
+
+}  // namespace
+}  // namespace sparge
