@@ -15,13 +15,13 @@ HWY_BEFORE_NAMESPACE();
 namespace sparge {
 namespace HWY_NAMESPACE {
 
-// Four-byte floats to the output type, rounded to nearest even.
+// Floats to the output type, rounded to nearest even.
 HWY_INLINE void StoreRow(const float* row, int64_t count, sparge_dtype dtype, std::byte* out) {
   const F32 d;
   int64_t i = 0;
   if (dtype == SPARGE_F32) {
     for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(d, row + i), d, reinterpret_cast<float*>(out) + i);
-  } else if (dtype == SPARGE_F16) {
+  } else if (dtype == SPARGE_F16 && HWY_TARGET != HWY_EMU128) {  // EMU128 truncates
     const hn::Rebind<hwy::float16_t, F32> half;
     for (; i + kLanes <= count; i += kLanes) {
       hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, row + i)), half, reinterpret_cast<hwy::float16_t*>(out) + i);
