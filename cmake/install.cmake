@@ -10,8 +10,12 @@ configure_package_config_file(cmake/spargeConfig.cmake.in ${CMAKE_CURRENT_BINARY
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/spargeConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/spargeConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/spargeConfigVersion.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
+# Relative to its own place, so that it stays true under `cmake --install --prefix`.
+file(RELATIVE_PATH SPARGE_PC_UP /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
 configure_file(cmake/sparge.pc.in ${CMAKE_CURRENT_BINARY_DIR}/sparge.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sparge.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 if(SPARGE_CLI)
+  # The program finds its library wherever the two are installed.
+  set_target_properties(sparge_cli PROPERTIES INSTALL_RPATH $ORIGIN/../${CMAKE_INSTALL_LIBDIR})
   install(TARGETS sparge_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

@@ -95,12 +95,15 @@ KernelArgs ArgsFor(const Plan& plan, const sparge_run_args& args, const Workspac
              p.q_shift + item.row * kBlockQ,
              id.block * kBlockQ,
              static_cast<int>(s.QueriesIn(id.block))};
+  const int64_t values = keys * (kBlockK / PerLane(plan.precision)) * plan.channels() * kLaneBytes;
   k.blocks = {p.keys + keys * kBlockK * lanes * kLaneBytes,
               p.key_scale + keys * kBlockK,
               p.key_start + keys * kBlockK,
               p.poison + keys,
-              p.values + keys * (kBlockK / PerLane(plan.precision)) * plan.channels() * kLaneBytes,
+              p.values + values,
               p.value_scale + keys * plan.channels(),
+              p.fine_values + values,
+              p.fine + keys,
               plan.channels()};
   k.rule.visible = s.visible;
   k.rule.softcap = static_cast<float>(plan.softcap * kLog2e);

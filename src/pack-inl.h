@@ -15,6 +15,7 @@
 
 #include "src/base/half.h"
 #include "src/pack_ops.h"
+#include "src/rotate-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sparge {
@@ -118,6 +119,7 @@ struct RowSize {
   float pre = 1;
   float inverse = 0;
   float relative_norm = 0;  // |row|_2 / max_abs
+  double unit = 1;          // the row was divided by this
 };
 
 HWY_INLINE RowSize SizeOf(const float* row, int64_t pad) {
@@ -128,6 +130,16 @@ HWY_INLINE RowSize SizeOf(const float* row, int64_t pad) {
   size.inverse = 1.0f / (size.max_abs * size.pre);
   size.relative_norm = std::sqrt(SquaredNorm(row, size.pre, size.inverse, pad));
   return size;
+}
+
+// Rotates a row and returns its new size. The row is brought
+// to a largest magnitude of 1 first, for the rotation of the largest floats would overflow.
+HWY_INLINE RowSize Rotate(const PackRowsArgs& args, float* row, const RowSize& size) {
+  if (size.max_abs == 0.0f) return size;
+  RotateRow(row, size.pre, size.inverse, args.tokens.dim, args.dim_pad);
+  RowSize rotated = SizeOf(row, args.dim_pad);
+  rotated.unit = static_cast<double>(size.max_abs);
+  return rotated;
 }
 
 // How a row becomes numbers of the kernel: stored = round(x * pre * by), x = stored * scale.
@@ -141,7 +153,7 @@ HWY_INLINE RowScale IntegerScale(const RowSize& size, int max, int norm_max) {
   double step = 1.0 / max;
   if (norm_max > 0) step = std::max(step, static_cast<double>(size.relative_norm) / norm_max);
   return {size.pre, static_cast<float>(static_cast<double>(size.inverse) / step),
-          static_cast<double>(size.max_abs) * step};
+          static_cast<double>(size.max_abs) * size.unit * step};
 }
 
 // Stores round(x * pre * by) + offset as lanes of 1, 2 or 4 numbers; returns the sum of the integers without offset.
@@ -273,7 +285,7 @@ uint64_t PackRows(const PackRowsArgs& args) {
     }
     const RowSize size = SizeOf(row, args.dim_pad);
     if (args.mean != nullptr && finite) summary.Add(row, size);
-    const RowScale scale = ChooseScale<kPrecision>(args, t, size);
+    const RowScale scale = ChooseScale<kPrecision>(args, t, args.rotate ? Rotate(args, row, size) : size);
     const int32_t sum = StoreLanes<kPrecision>(args, t, row, scale);
     if (args.start != nullptr) args.start[t] = -args.start_offset * sum;
   }
@@ -311,18 +323,27 @@ HWY_INLINE void ChannelScales(const PackValuesArgs& args, const float* rows, flo
   }
 }
 
-template <sparge_precision kPrecision>
-uint64_t PackValues(const PackValuesArgs& args) {
+// When the block's second 8 bits are needed: by the rounding error of its worst token, relative to that token's norm.
+HWY_INLINE FineValues JudgeFineValues(const PackValuesArgs& args, const float* rows) {
+  const float step2 = SquaredNorm(args.scale, 1.0f, 1.0f, args.channels);
+  float worst = 0;  // squared
+  for (int64_t t = 0; t < args.tokens.count; ++t) {
+    const float norm2 = SquaredNorm(rows + t * args.channels, 1.0f, 1.0f, args.channels);
+    if (norm2 > 0) worst = std::max(worst, step2 / 12 / norm2);
+  }
+  // Ordinary tokens have about 0.008 at 64 channels. 0.1 means a spike in a channel, which hurts whatever the weights.
+  constexpr float kPeaks = 0.02f;
+  constexpr float kAlways = 0.1f;
+  return worst > kAlways * kAlways ? FineValues::kAlways
+         : worst > kPeaks * kPeaks ? FineValues::kForPeaks
+                                   : FineValues::kNever;
+}
+
+// Lanes of round(v * by), or if `fine` of what that rounding leaves, in steps 2 * max times as fine.
+template <sparge_precision kPrecision, bool kFine>
+HWY_INLINE void StoreValues(const PackValuesArgs& args, const float* rows, const float* by, int32_t* out) {
   const F32 d;
   const I32 di;
-  float* rows = args.scratch;
-  float* by = args.scratch + kBlockK * args.channels;
-  const uint64_t not_finite = LoadValues(args, rows);
-  if constexpr (kPrecision == SPARGE_FP32) {
-    std::memcpy(args.out, rows, sizeof(float) * static_cast<size_t>(kBlockK * args.channels));
-    return not_finite;
-  }
-  ChannelScales(args, rows, by);
   constexpr int kPer = PerLane(kPrecision);
   constexpr int kBits = 32 / kPer;
   const VI field = hn::Set(di, static_cast<int32_t>((int64_t{1} << kBits) - 1));
@@ -331,12 +352,30 @@ uint64_t PackValues(const PackValuesArgs& args) {
     for (int64_t c = 0; c < args.channels; c += kLanes) {
       VI lane = hn::Zero(di);
       for (int i = kPer - 1; i >= 0; --i) {
-        const VF x = hn::Mul(hn::Load(d, rows + (step * kPer + i) * args.channels + c), hn::Load(d, by + c));
+        VF x = hn::Mul(hn::Load(d, rows + (step * kPer + i) * args.channels + c), hn::Load(d, by + c));
+        if constexpr (kFine) x = hn::Mul(hn::Sub(x, hn::Round(x)), hn::Add(bound, bound));
         const VI n = hn::NearestInt(hn::Max(hn::Min(x, bound), hn::Neg(bound)));
         lane = hn::Or(hn::ShiftLeft < kBits == 32 ? 0 : kBits > (lane), hn::And(n, field));
       }
-      hn::Store(lane, di, args.out + step * args.channels + c);
+      hn::Store(lane, di, out + step * args.channels + c);
     }
+  }
+}
+
+template <sparge_precision kPrecision>
+uint64_t PackValues(const PackValuesArgs& args) {
+  float* rows = args.scratch;
+  float* by = args.scratch + kBlockK * args.channels;
+  const uint64_t not_finite = LoadValues(args, rows);
+  if constexpr (kPrecision == SPARGE_FP32) {
+    std::memcpy(args.out, rows, sizeof(float) * static_cast<size_t>(kBlockK * args.channels));
+  } else {
+    ChannelScales(args, rows, by);
+    StoreValues<kPrecision, false>(args, rows, by, args.out);
+  }
+  if constexpr (kPrecision == SPARGE_INT8) {
+    *args.fine = JudgeFineValues(args, rows);
+    if (*args.fine != FineValues::kNever) StoreValues<kPrecision, true>(args, rows, by, args.fine_out);
   }
   return not_finite;
 }

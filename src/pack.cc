@@ -98,6 +98,7 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   rows.inverse_unit = static_cast<float>(1.0 / units.k_unit);
   rows.max = grid.k_max;
   rows.norm_max = grid.norm_max;
+  rows.rotate = grid.rotate;
   rows.row_lanes = plan.row_lanes();
   rows.row_stride = 1;
   rows.lane_stride = kBlockK;
@@ -121,9 +122,13 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
     values.precision = plan.precision;
     values.inverse_unit = static_cast<float>(1.0 / units.v_unit);
     values.max = grid.v_max;
-    values.out =
-        reinterpret_cast<int32_t*>(packed.values) + task * (kBlockK / PerLane(plan.precision)) * plan.channels();
+    const int64_t lanes = kBlockK / PerLane(plan.precision) * plan.channels();
+    values.out = reinterpret_cast<int32_t*>(packed.values) + task * lanes;
     values.scale = integer ? packed.value_scale + task * plan.channels() : nullptr;
+    if (plan.precision == SPARGE_INT8) {
+      values.fine_out = reinterpret_cast<int32_t*>(packed.fine_values) + task * lanes;
+      values.fine = packed.fine + task;
+    }
     values.scratch = Scratch(worker);
     poison |= ops.values(values);
   }
@@ -144,8 +149,10 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   rows.max = grid.q_max;
   rows.norm_max = grid.norm_max;
   rows.offset = grid.q_offset;
+  rows.rotate = grid.rotate;
   rows.is_query = true;
   rows.score_factor = plan.scale * kLog2e * packed.units[index].k_unit;
+  if (grid.rotate) rows.score_factor /= static_cast<double>(RotationBlock(plan.qk_dim));
   rows.limit = kScoreLimit / (static_cast<double>(plan.qk_dim) * kStoredKeyMax);
   rows.row_lanes = plan.row_lanes();
   rows.row_stride = plan.row_lanes();
@@ -185,6 +192,9 @@ Packed LayPacked(const Plan& plan, Arena& arena) {
   p.poison = arena.Take<uint64_t>(k_blocks);
   p.values = arena.Take<std::byte>(k_blocks * lane_rows * plan.channels() * kLaneBytes);
   p.value_scale = arena.Take<float>(integer ? k_blocks * plan.channels() : 0);
+  const bool fine = plan.precision == SPARGE_INT8;
+  p.fine_values = arena.Take<std::byte>(fine ? k_blocks * lane_rows * plan.channels() * kLaneBytes : 0);
+  p.fine = arena.Take<FineValues>(fine ? k_blocks : 0);
   p.q.mean = arena.Take<float>(plan.predicts() ? q_blocks * plan.dim_pad() : 0);
   p.q.similarity = arena.Take<float>(q_blocks);
   p.queries = arena.Take<std::byte>(q_blocks * kBlockQ * plan.row_lanes() * kLaneBytes);

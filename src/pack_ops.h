@@ -26,6 +26,13 @@ struct Measured {
   int32_t finite;
 };
 
+// Rows of `dim` numbers are rotated in blocks of this many: the largest power of two that divides dim rounded up to
+// whole int8 lanes. Rotating both sides multiplies q . k by it.
+inline constexpr int64_t RotationBlock(int64_t dim) {
+  const int64_t width = RoundUp(dim, PerLane(SPARGE_INT8));
+  return width & -width;
+}
+
 // Packs the rows of one query or key block:
 //   keys: x = (token - centre) * inverse_unit,  queries: x = token
 //   stored = round(x / scale) + offset, as lanes of `precision`
@@ -37,6 +44,7 @@ struct PackRowsArgs {
   const float* centre;  // dim_pad floats: mean of the keys
   float inverse_unit;
   int max, norm_max, offset;
+  bool rotate;
   bool is_query;
   // Queries: score = dot * factor, factor = (scale of the row) * score_factor, bounded by limit / max (integers) or
   // limit / max|row| (fp32), so that scores stay finite.
@@ -60,9 +68,11 @@ struct PackValuesArgs {
   sparge_precision precision;
   float inverse_unit;
   int max;
-  int32_t* out;    // kBlockK / PerLane rows of `channels` lanes
-  float* scale;    // per channel; NULL for fp32
-  float* scratch;  // (kBlockK + 1) * channels floats
+  int32_t* out;       // kBlockK / PerLane rows of `channels` lanes
+  float* scale;       // per channel; NULL for fp32
+  int32_t* fine_out;  // int8: the second 8 bits, laid out as `out`
+  FineValues* fine;   // int8: when they are needed
+  float* scratch;     // (kBlockK + 1) * channels floats
 };
 
 struct PackOps {

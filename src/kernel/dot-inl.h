@@ -73,7 +73,7 @@ struct DotI8 {
   }
   static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
 };
-inline constexpr QuantGrid kGridI8{127, 128, 127, 0, 255, 127};
+inline constexpr QuantGrid kGridI8{127, 128, 127, 0, 255, 127, true};
 
 #elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 inline constexpr char kInt8Text[] = "u8 x s8 pairs by vpmaddubsw, widened to int32; q 7 bits";
@@ -96,7 +96,7 @@ struct DotI8 {
   }
   static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
 };
-inline constexpr QuantGrid kGridI8{63, 64, 127, 0, 127, 127};
+inline constexpr QuantGrid kGridI8{63, 64, 127, 0, 127, 127, true};
 
 #else
 inline constexpr char kInt8Text[] = "u8 x s8, even and odd bytes widened to int16, summed in int32; q 8 bits";
@@ -134,7 +134,7 @@ struct DotI8 {
   }
   static HWY_INLINE VF Total(const Acc& acc) { return DotI16::Total(acc); }
 };
-inline constexpr QuantGrid kGridI8{127, 128, 127, 0, 255, 127};
+inline constexpr QuantGrid kGridI8{127, 128, 127, 0, 255, 127, true};
 #endif
 
 }  // namespace HWY_NAMESPACE

@@ -43,6 +43,7 @@ struct QuantGrid {
   int norm_max;  // bound on the L2 norms of an integer q row and of a k row; 0 = not needed
   int p_max;     // probabilities 0..p_max, p_max standing for the tile's row maximum
   int v_max;     // |v| <= v_max
+  bool rotate;   // rows are rotated before rounding, see rotate-inl.h
 };
 
 // One query block, packed: `count` rows of `row_lanes` lanes.
@@ -55,6 +56,10 @@ struct QueryBlock {
   int count;            // 1..kBlockQ
 };
 
+// When the second 8 bits of a value block are worth their product. One token much smaller than the others of its block
+// (the first token of a text is often such a sink) drowns in their step; it hurts where that token has most weight.
+enum class FineValues : uint8_t { kNever, kForPeaks, kAlways };
+
 // All key and value blocks of one sequence and kv head, packed.
 struct KeyValueBlocks {
   const std::byte* keys;     // per block: row_lanes x kBlockK lanes
@@ -63,7 +68,11 @@ struct KeyValueBlocks {
   const uint64_t* poison;    // per block: bit j = key or value j is not finite; stored as zeros
   const std::byte* values;   // per block: (kBlockK / PerLane) x channels lanes
   const float* value_scale;  // per block and channel (integers only)
-  int64_t channels;          // v_dim rounded up to kChannelAlign
+  // int8 only: what rounding left of the values, in the same layout, in steps of value_scale / (2 v_max); and when it
+  // is needed. NULL for other precisions.
+  const std::byte* fine_values;
+  const FineValues* fine;
+  int64_t channels;  // v_dim rounded up to kChannelAlign
 };
 
 // What happens to a score between QK and softmax, log2 units throughout.

@@ -43,7 +43,7 @@ struct PrecisionF32 {
   static constexpr sparge_precision kPrecision = SPARGE_FP32;
   static constexpr bool kInteger = false;
   static constexpr int kExpDegree = 5;
-  static constexpr QuantGrid kGrid{0, 0, 0, 0, 1, 0};
+  static constexpr QuantGrid kGrid{0, 0, 0, 0, 1, 0, false};
 };
 struct PrecisionI16 {
   using Dot = DotI16;
@@ -53,7 +53,7 @@ struct PrecisionI16 {
   static constexpr int kExpDegree = 5;
   // QK: |q|_2 |k|_2 <= (46300 + sqrt(576)/2)^2 < 2^31, the second term being what rounding can add to a norm.
   // PV: 64 * 8191 * 4095 < 2^31.
-  static constexpr QuantGrid kGrid{32767, 0, 32767, 46300, 8191, 4095};
+  static constexpr QuantGrid kGrid{32767, 0, 32767, 46300, 8191, 4095, false};
 };
 struct PrecisionI8 {
   using Dot = DotI8;
@@ -307,30 +307,55 @@ HWY_INLINE void Probabilities(Group<P>& group) {
   }
 }
 
+// o = o * keep + (probabilities . values) * value_scale * gain * fraction; fp32 has neither scale nor gain.
+template <class P>
+HWY_INLINE void AddProducts(const KernelArgs& args, int64_t block, const std::byte* all_values, const float* keep,
+                            float fraction, Group<P>& group) {
+  const F32 d;
+  const int64_t channels = args.blocks.channels;
+  constexpr int kSteps = kBlockK / PerLane(P::kPrecision);
+  const std::byte* values = all_values + block * kSteps * channels * kLaneBytes;
+  float* o = args.state.o + group.row * channels;
+  const float* value_scale = P::kInteger ? args.blocks.value_scale + block * channels : nullptr;
+  Multiply<typename P::Dot>(reinterpret_cast<const std::byte*>(group.probabilities),
+                            kBlockK * static_cast<int64_t>(sizeof(typename P::Probability)), group.rows, values,
+                            channels, kSteps, nullptr, [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
+                              float* at = o + r * channels + lane;
+                              VF tile = dot;
+                              if constexpr (P::kInteger) {
+                                const VF scale = hn::Load(d, value_scale + lane);
+                                tile = hn::Mul(tile, hn::Mul(scale, hn::Set(d, group.gain[r] * fraction)));
+                              }
+                              hn::Store(hn::MulAdd(hn::Load(d, at), hn::Set(d, keep[r]), tile), d, at);
+                            });
+}
+
+// True iff some row has its weight on few keys of this tile: then what rounding took from their values does not average
+// out. The tile must matter (its maximum within 2^-4 of the running one) and its weights sum to less than 8 maxima.
+template <class P>
+HWY_INLINE bool HasPeak(const Group<P>& group) {
+  constexpr float kMax = P::kGrid.p_max;
+  bool peak = false;
+  for (int r = 0; r < group.rows; ++r) peak |= group.gain[r] * kMax > 0x1p-4f && group.tile_sum[r] < 8 * kMax;
+  return peak;
+}
+
 // l and o over the tile: old * keep + tile * gain.
 template <class P>
 HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, Group<P>& group) {
-  const F32 d;
   const KeyValueBlocks& blocks = args.blocks;
   for (int r = 0; r < group.rows; ++r) {
     const float gain = P::kInteger ? group.gain[r] : 1.0f;
     group.l[r] = group.l[r] * group.keep[r] + group.tile_sum[r] * gain;
   }
-  constexpr int kSteps = kBlockK / PerLane(P::kPrecision);
-  const std::byte* values = blocks.values + block * kSteps * blocks.channels * kLaneBytes;
-  float* o = args.state.o + group.row * blocks.channels;
-  const float* value_scale = P::kInteger ? blocks.value_scale + block * blocks.channels : nullptr;
-  Multiply<typename P::Dot>(reinterpret_cast<const std::byte*>(group.probabilities),
-                            kBlockK * static_cast<int64_t>(sizeof(typename P::Probability)), group.rows, values,
-                            blocks.channels, kSteps, nullptr, [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
-                              float* at = o + r * blocks.channels + lane;
-                              VF tile = dot;
-                              if constexpr (P::kInteger) {
-                                const VF scale = hn::Load(d, value_scale + lane);
-                                tile = hn::Mul(tile, hn::Mul(scale, hn::Set(d, group.gain[r])));
-                              }
-                              hn::Store(hn::MulAdd(hn::Load(d, at), hn::Set(d, group.keep[r]), tile), d, at);
-                            });
+  AddProducts(args, block, blocks.values, group.keep, 1.0f, group);
+  if constexpr (P::kPrecision == SPARGE_INT8) {
+    const FineValues fine = blocks.fine[block];
+    if (fine == FineValues::kAlways || (fine == FineValues::kForPeaks && HasPeak(group))) {
+      constexpr float kOnes[kGroup] = {1, 1, 1, 1, 1, 1, 1, 1};
+      AddProducts(args, block, blocks.fine_values, kOnes, 0.5f / P::kGrid.v_max, group);
+    }
+  }
 }
 
 // One row group over all kept tiles. Returns the number of tiles whose PV it skipped.

@@ -146,6 +146,11 @@ def summarise(x, size):
     return mean, sim
 
 
+def near(sim, theta):
+    """Too close to call in float32; but a similarity of exactly 0 (all tokens zero) is exact in any arithmetic."""
+    return (np.abs(sim - theta) < NEAR_THETA) & (sim != 0)
+
+
 def rank(score):
     """Indices by falling score, ties by index."""
     return np.lexsort((np.arange(len(score)), -score))
@@ -199,7 +204,7 @@ def block_rule(p: Problem, s: Selection) -> BlockRule:
             kbar, ksim = summarise(k - k.mean(axis=0), BLOCK_K)
             score = qbar @ kbar.T * p.sigma
             similar = ksim > s.theta
-            near_theta = np.abs(ksim - s.theta) < NEAR_THETA
+            near_theta = near(ksim, s.theta)
             gates["q_dissimilar"] += int((qsim <= s.theta).sum())
             gates["k_dissimilar"] += int((~similar).sum())
             diagonal = diagonal_tiles(nq, nk, p.offset) if p.causal else np.zeros((tq, tk), bool)
@@ -209,17 +214,18 @@ def block_rule(p: Problem, s: Selection) -> BlockRule:
                 doubt = bool((near_theta & visible[i]).any())
                 if len(candidates):
                     if s.select == "cdf":
-                        chosen, near = choose_cdf(score[i, candidates], s.tau)
+                        chosen, close = choose_cdf(score[i, candidates], s.tau)
                     else:
-                        chosen, near = choose_topk(score[i, candidates], s.topk, int(visible[i].sum()))
+                        chosen, close = choose_topk(score[i, candidates], s.topk, int(visible[i].sum()))
                     row[candidates[chosen]] = True
-                    doubt |= near
+                    doubt |= close
                 row[~similar] = True
                 row |= diagonal[i]
                 row[0] |= sink
                 result.map[b, h, i] = row & visible[i]
-                settled = qsim[i] < s.theta - NEAR_THETA
-                result.ambiguous[b, h, i] = not settled and (doubt or abs(qsim[i] - s.theta) < NEAR_THETA)
+                q_doubt = near(qsim[i], s.theta)
+                q_forced = qsim[i] <= s.theta and not q_doubt  # all visible tiles, so nothing else can matter
+                result.ambiguous[b, h, i] = q_doubt or (doubt and not q_forced)
     result.notes = gates
     return result
 
