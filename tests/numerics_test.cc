@@ -145,6 +145,39 @@ TEST(Numerics, UniformWeightsWithValueSpikes) {
   }
 }
 
+// A channel 20 times as large as the others must not eat the bits of the others: that is what the rotation is for.
+TEST(Numerics, OutlierChannels) {
+  for (const int64_t dim : {64, 80, 128}) {
+    for (const bool in_query : {false, true}) {
+      Problem p({.q_tokens = 256, .kv_tokens = 512, .qk_dim = dim, .seed = 24});
+      TestTensor& spoiled = in_query ? p.q : p.k;
+      for (int64_t t = 0; t < spoiled.tokens; ++t) spoiled.Set(0, 0, t, 5, 20 * spoiled.Get(0, 0, t, 5));
+      ForAll(p, [&](const Result& run, const Result& reference, sparge_precision precision) {
+        // Scores have a standard deviation of sqrt(1 + 400 / dim), up to 2.7, and errors grow with it.
+        const double deviation = std::sqrt(1 + 400.0 / static_cast<double>(dim));
+        if (precision == SPARGE_INT8) {
+          EXPECT_LE(RelativeL1(run.o, reference.o), 3e-2 * deviation) << dim << (in_query ? " q" : " k");
+        }
+      });
+    }
+  }
+}
+
+// An attention sink: most weight on a key whose value is far smaller than those of its block.
+TEST(Numerics, SinkWithATinyValue) {
+  Problem p({.q_tokens = 256, .kv_tokens = 512, .seed = 25});
+  p.q.Fill([old = p.q](int64_t b, int64_t h, int64_t t, int64_t d) { return d == 0 ? 8.0f : old.Get(b, h, t, d); });
+  p.k.Fill([old = p.k](int64_t b, int64_t h, int64_t t, int64_t d) {
+    return d == 0 ? (t == 0 ? 8.0f : 0.0f) : old.Get(b, h, t, d);
+  });
+  for (int64_t d = 0; d < 64; ++d) p.v.Set(0, 0, 0, d, p.v.Get(0, 0, 0, d) / 20);
+  ForAll(p, [&](const Result& run, const Result& reference, sparge_precision precision) {
+    if (precision == SPARGE_INT8) {
+      EXPECT_LE(RelativeL1(run.o, reference.o), 3e-2);
+    }
+  });
+}
+
 // The bound on integer sums, at the extremes of the grid: all numbers at +-max, of equal and of opposite sign.
 TEST(Numerics, IntegerSumsAtTheirBounds) {
   for (const int64_t dim : {64, 128, 576}) {

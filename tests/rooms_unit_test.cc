@@ -83,7 +83,7 @@ struct PackedRows {
 };
 
 PackedRows PackNoise(const PackOps& ops, sparge_precision precision, const QuantGrid& grid, const std::vector<float>& x,
-                     int64_t dim) {
+                     int64_t dim, bool rotate = false) {
   const int64_t tokens = static_cast<int64_t>(x.size()) / dim;
   PackedRows rows;
   rows.lanes = CeilDiv(dim, PerLane(precision));
@@ -99,6 +99,7 @@ PackedRows PackNoise(const PackOps& ops, sparge_precision precision, const Quant
   args.inverse_unit = 1.0f;
   args.max = grid.k_max;
   args.norm_max = grid.norm_max;
+  args.rotate = rotate;
   args.out = rows.out.data();
   args.row_lanes = rows.lanes;
   args.row_stride = 1;
@@ -155,6 +156,36 @@ TEST(Pack, IntegersAreNearAndWithinTheirBounds) {
             ASSERT_EQ(rows.start[t], -grid.q_offset * sum);
           }
         }
+      }
+    }
+  }
+}
+
+// Rotating both sides multiplies every dot product by the block, and nothing else.
+TEST(Pack, RotationKeepsDotProducts) {
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  for (int32_t i = 0; i < IsaCount(); ++i) {
+    const IsaEntry isa = IsaAt(i);
+    if (!isa.runnable) continue;
+    QuantGrid grid = KernelsFor(isa.isa)->grid[SPARGE_INT8];
+    ASSERT_TRUE(grid.rotate);
+    for (const int64_t dim : {1, 3, 8, 40, 64, 72, 96, 256, 576}) {
+      std::vector<float> x(static_cast<size_t>(kBlockK * dim));
+      for (float& value : x) value = normal(random);
+      const PackedRows rows = PackNoise(*PackOpsFor(isa.isa), SPARGE_INT8, grid, x, dim, /*rotate=*/true);
+      for (int64_t t = 0; t + 1 < kBlockK; ++t) {
+        double dot = 0, expected = 0, norm = 0;
+        for (int64_t d = 0; d < rows.lanes * 4; ++d) {
+          dot += static_cast<double>(NumberAt(rows, SPARGE_INT8, t, d)) * NumberAt(rows, SPARGE_INT8, t + 1, d);
+        }
+        for (int64_t d = 0; d < dim; ++d) {
+          expected += static_cast<double>(x[t * dim + d]) * x[(t + 1) * dim + d];
+          norm += std::fabs(x[t * dim + d]) + std::fabs(x[(t + 1) * dim + d]);
+        }
+        dot *= static_cast<double>(rows.scale[t]) * rows.scale[t + 1] / static_cast<double>(RotationBlock(dim));
+        // Half a step of 1/127 of the largest (at most 4) against every number of the other side.
+        ASSERT_NEAR(dot, expected, 0.5 * 4.5 / 127 * norm) << isa.name << " " << dim;
       }
     }
   }

@@ -36,11 +36,13 @@ inline constexpr int kVectorsPerPanel = 2;
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 inline constexpr float kLog2e = 1.44269504088896340736f;
 
-// What the precisions differ in. `kExpDegree`: see Exp2.
+// What the precisions differ in. `kExpDegree`: see Exp2; `kSplits`: 8 bits are few, so that values and probabilities
+// may take a second pass where that matters.
 struct PrecisionF32 {
   using Dot = DotF32;
   using Probability = float;
   static constexpr sparge_precision kPrecision = SPARGE_FP32;
+  static constexpr bool kSplits = false;
   static constexpr bool kInteger = false;
   static constexpr int kExpDegree = 5;
   static constexpr QuantGrid kGrid{0, 0, 0, 0, 1, 0, false};
@@ -49,6 +51,7 @@ struct PrecisionI16 {
   using Dot = DotI16;
   using Probability = int16_t;
   static constexpr sparge_precision kPrecision = SPARGE_INT16;
+  static constexpr bool kSplits = false;
   static constexpr bool kInteger = true;
   static constexpr int kExpDegree = 5;
   // QK: |q|_2 |k|_2 <= (46300 + sqrt(576)/2)^2 < 2^31, the second term being what rounding can add to a norm.
@@ -59,6 +62,7 @@ struct PrecisionI8 {
   using Dot = DotI8;
   using Probability = uint8_t;
   static constexpr sparge_precision kPrecision = SPARGE_INT8;
+  static constexpr bool kSplits = true;
   static constexpr bool kInteger = true;
   static constexpr int kExpDegree = 3;
   static constexpr QuantGrid kGrid = kGridI8;
@@ -71,8 +75,9 @@ struct Group {
   HWY_ALIGN typename P::Probability probabilities[kGroup * kBlockK];
   HWY_ALIGN float tile_max[kGroupPad];
   HWY_ALIGN float tile_sum[kGroupPad];
-  HWY_ALIGN float keep[kGroupPad];  // what the old sums are multiplied by
-  HWY_ALIGN float gain[kGroupPad];  // what the tile's sums are multiplied by
+  HWY_ALIGN float exact_sum[kGroupPad];  // before rounding
+  HWY_ALIGN float keep[kGroupPad];       // what the old sums are multiplied by
+  HWY_ALIGN float gain[kGroupPad];       // what the tile's sums are multiplied by
   HWY_ALIGN float m[kGroupPad];
   HWY_ALIGN float l[kGroupPad];
   int row;   // first row in the query block
@@ -282,20 +287,33 @@ HWY_INLINE void MoveMaximum(Group<P>& group) {
   }
 }
 
+// Which probabilities of a tile to round. Where a few keys have nearly all the weight (an attention sink), the step
+// that suits them takes the rest to zero, and all the rest together may matter: then large and small ones get a step
+// each.
+enum class Part { kAll, kLarge, kSmall };
+inline constexpr float kSmallBelow = 1.0f / 64;  // of the row's maximum in the tile
+
 // Probabilities of the tile relative to tile_max, and their row sums. The sum is that of the rounded numbers, so that
 // what rounding adds to all of them alike cancels in o / l.
-template <class P>
+template <class P, Part kPart = Part::kAll>
 HWY_INLINE void Probabilities(Group<P>& group) {
   const F32 d;
+  const VF small_below = hn::Set(d, kSmallBelow);
+  const VF steps = hn::Set(d, kPart == Part::kSmall ? P::kGrid.p_max / kSmallBelow : P::kGrid.p_max);
   for (int r = 0; r < group.rows; ++r) {
     const float* scores = group.scores + r * kBlockK;
     auto* out = group.probabilities + r * kBlockK;
     const VF base = hn::Set(d, group.tile_max[r]);
     VF sum = hn::Zero(d);
+    VF exact = hn::Zero(d);
     for (int j = 0; j < kBlockK; j += kLanes) {
       VF p = Exp2<P::kExpDegree>(hn::Sub(hn::Load(d, scores + j), base));
+      if constexpr (kPart == Part::kLarge) p = hn::IfThenElseZero(hn::Ge(p, small_below), p);
+      if constexpr (kPart == Part::kSmall) p = hn::IfThenElseZero(hn::Lt(p, small_below), p);
       if constexpr (P::kInteger) {
-        p = hn::Round(hn::Mul(p, hn::Set(d, static_cast<float>(P::kGrid.p_max))));
+        p = hn::Mul(p, steps);
+        if constexpr (kPart == Part::kAll && P::kSplits) exact = hn::Add(exact, p);
+        p = hn::Round(p);
         const hn::Rebind<typename P::Probability, F32> narrow;
         hn::Store(hn::DemoteTo(narrow, hn::ConvertTo(I32(), p)), narrow, out + j);
       } else {
@@ -303,8 +321,22 @@ HWY_INLINE void Probabilities(Group<P>& group) {
       }
       sum = hn::Add(sum, p);
     }
-    group.tile_sum[r] = hn::GetLane(hn::SumOfLanes(d, sum));
+    const float total = hn::GetLane(hn::SumOfLanes(d, sum));
+    group.tile_sum[r] = kPart == Part::kSmall ? group.tile_sum[r] + total * kSmallBelow : total;
+    if constexpr (kPart == Part::kAll && P::kSplits) group.exact_sum[r] = hn::GetLane(hn::SumOfLanes(d, exact));
   }
+}
+
+// True iff rounding changed the weight of the tile by more than 0.4 % of a row's weight so far.
+template <class P>
+HWY_INLINE bool LosesWeight(const Group<P>& group) {
+  constexpr float kMost = 0.004f;
+  bool loses = false;
+  for (int r = 0; r < group.rows; ++r) {
+    const float lost = std::fabs(group.exact_sum[r] - group.tile_sum[r]) * group.gain[r];
+    loses |= lost > kMost * (group.l[r] * group.keep[r] + group.exact_sum[r] * group.gain[r]);
+  }
+  return loses;
 }
 
 // o = o * keep + (probabilities . values) * value_scale * gain * fraction; fp32 has neither scale nor gain.
@@ -340,21 +372,31 @@ HWY_INLINE bool HasPeak(const Group<P>& group) {
   return peak;
 }
 
-// l and o over the tile: old * keep + tile * gain.
+// Probabilities, then l and o over the tile: old * keep + tile * gain.
 template <class P>
 HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, Group<P>& group) {
   const KeyValueBlocks& blocks = args.blocks;
+  Probabilities<P>(group);
+  [[maybe_unused]] constexpr float kOnes[kGroup] = {1, 1, 1, 1, 1, 1, 1, 1};
+  [[maybe_unused]] bool split = false;
+  if constexpr (P::kSplits) {
+    split = LosesWeight(group);
+    if (split) Probabilities<P, Part::kLarge>(group);
+  }
+  AddProducts(args, block, blocks.values, group.keep, 1.0f, group);
+  if constexpr (P::kSplits) {
+    const FineValues fine = blocks.fine[block];
+    if (fine == FineValues::kAlways || (fine == FineValues::kForPeaks && HasPeak(group))) {
+      AddProducts(args, block, blocks.fine_values, kOnes, 0.5f / P::kGrid.v_max, group);
+    }
+    if (split) {
+      Probabilities<P, Part::kSmall>(group);
+      AddProducts(args, block, blocks.values, kOnes, kSmallBelow, group);
+    }
+  }
   for (int r = 0; r < group.rows; ++r) {
     const float gain = P::kInteger ? group.gain[r] : 1.0f;
     group.l[r] = group.l[r] * group.keep[r] + group.tile_sum[r] * gain;
-  }
-  AddProducts(args, block, blocks.values, group.keep, 1.0f, group);
-  if constexpr (P::kPrecision == SPARGE_INT8) {
-    const FineValues fine = blocks.fine[block];
-    if (fine == FineValues::kAlways || (fine == FineValues::kForPeaks && HasPeak(group))) {
-      constexpr float kOnes[kGroup] = {1, 1, 1, 1, 1, 1, 1, 1};
-      AddProducts(args, block, blocks.fine_values, kOnes, 0.5f / P::kGrid.v_max, group);
-    }
   }
 }
 
@@ -388,7 +430,6 @@ HWY_INLINE int64_t AttendGroup(const KernelArgs& args, Group<P>& group) {
     skipped += tile == Tile::kSkipped;
     if (tile != Tile::kComputed) continue;
     MoveMaximum(group);
-    Probabilities(group);
     Accumulate(args, block, group);
   }
   return skipped;

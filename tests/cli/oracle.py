@@ -164,8 +164,8 @@ def choose_cdf(score, tau):
     mass = np.exp(score[order] - score[order[0]])
     running = np.cumsum(mass / mass.sum())
     count = min(len(score), 1 + int((running < tau).sum()))
-    near = bool((np.abs(running[:-1] - tau) < NEAR_TAU).any()) and len(score) > 1
-    return order[:count], near or tied(score, order, count)
+    close = bool((np.abs(running[:-1] - tau) < NEAR_TAU).any())
+    return order[:count], close or tied(score, order, count)
 
 
 def choose_topk(score, topk, visible_count):

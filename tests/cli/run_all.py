@@ -2,6 +2,7 @@
 """Runs the command-line tests: python3 tests/cli/run_all.py --sparge PATH [--quick] [--seed N] [--keep] [NAME ...]"""
 
 import argparse
+import os
 import sys
 import time
 import unittest
@@ -17,7 +18,8 @@ MODULES = ("test_oracle", "test_refusals", "test_maps", "test_extremes", "test_r
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sparge", required=True, help="the program to test")
-    parser.add_argument("--quick", action="store_true", help="smaller shapes, fewer cases")
+    parser.add_argument("--quick", action="store_true", default=bool(os.environ.get("SPARGE_TEST_QUICK")),
+                        help="smaller shapes, fewer cases; also by SPARGE_TEST_QUICK in the environment")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep the folders with the files of each test")
     parser.add_argument("--verbose", action="store_true")

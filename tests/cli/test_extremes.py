@@ -40,8 +40,8 @@ class Extremes(Case):
     def each(self):
         kinds = (np.float32,) if Config.quick else (np.float32, np.float16)
         for kind in kinds:
-            made = patterns(rng("extremes"), kind, self.shape)
-            for name, x in made.items():
+            made = list(patterns(rng("extremes"), kind, self.shape).items())
+            for name, x in made[::2] if Config.quick else made:
                 for precision in PRECISIONS:
                     yield kind, name, x, precision
 

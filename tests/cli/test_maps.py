@@ -79,7 +79,7 @@ class Maps(Case):
                 for s in (Selection(tau=0.9, sink=sink), Selection(select="topk", topk=0.25, theta=-1.0, sink=sink)):
                     with self.subTest(sink=sink, select=s.select, **extra):
                         self.compare(Problem(q, k, v, causal=True, **extra), s, verbs=("map",))
-        for window in (1, 64, 65, 66, 129):  # 65: the first row of a block reaches back to the start of a tile, no further
+        for window in (1, 64, 65, 66, 129):  # 65: a block's first row reaches exactly one tile back
             self.compare(Problem(q, k, v, causal=True, window=window), Selection(select="all"))
         for sink in (True, False):
             rule = self.compare(Problem(q, k, v), Selection(tau=0.9, sink=sink))

@@ -83,6 +83,8 @@ class Refusals(Case):
                 (("--query-offset", "5"), "query-offset"), (("--causal", "--query-offset", "1.5"), "query-offset"),
                 (("--causal", "--window", "-3"), "window"), (("--scale", "nan"), "scale"),
                 (("--scale", "inf"), "scale"),
+                (("--select", "topk", "--tau", "0.9"), "tau"), (("--select", "all", "--theta", "0.3"), "theta"),
+                (("--select", "all", "--topk", "0.3"), "topk"), (("--sink", "--no-sink"), "sink"),
                 (("--frobnicate", "1"), "frobnicate"), (("--tau",), "tau"), (("stray",), "stray")):
             with self.subTest(flags):
                 self.refused([*self.args(), *flags], keyword)

@@ -1,0 +1,25 @@
+# Tests that are scripts: the command line against NumPy, the installed package, the rules of the source tree.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+add_test(NAME rooms_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/rooms_test.py ${PROJECT_SOURCE_DIR})
+
+if(TARGET sparge_cli)
+  set(program $<TARGET_FILE:sparge_cli>)
+  if(CMAKE_CROSSCOMPILING)
+    # The scripts start the program themselves, so the emulator has to be part of what they start.
+    set(program ${CMAKE_CURRENT_BINARY_DIR}/sparge)
+    list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)
+    file(GENERATE OUTPUT ${program} CONTENT "#!/bin/sh\nexec ${emulator} $<TARGET_FILE:sparge_cli> \"$@\"\n"
+      FILE_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+  endif()
+  add_test(NAME cli_verbs_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_verbs_test.py ${program})
+  foreach(part oracle refusals maps extremes results)
+    add_test(NAME cli_${part}_test
+      COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli/run_all.py --sparge ${program} test_${part})
+  endforeach()
+endif()
+
+# A consumer would need the same emulator or sanitizer, and then would test that and not the package.
+if(NOT CMAKE_CROSSCOMPILING AND NOT SPARGE_SANITIZE)
+  add_test(NAME install_test
+    COMMAND ${CMAKE_CURRENT_LIST_DIR}/install/run.sh ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR})
+endif()
