@@ -118,17 +118,17 @@ struct RowSize {
   float max_abs = 0;
   float pre = 1;
   float inverse = 0;
-  float relative_norm = 0;  // |row|_2 / max_abs
+  float relative_norm = 0;  // |row|_2 / max_abs, if asked for
   double unit = 1;          // the row was divided by this
 };
 
-HWY_INLINE RowSize SizeOf(const float* row, int64_t pad) {
+HWY_INLINE RowSize SizeOf(const float* row, int64_t pad, bool with_norm) {
   RowSize size;
   size.max_abs = MaxAbs(row, pad);
   if (size.max_abs == 0.0f) return size;
   size.pre = size.max_abs < 0x1p-100f ? 0x1p100f : 1.0f;
   size.inverse = 1.0f / (size.max_abs * size.pre);
-  size.relative_norm = std::sqrt(SquaredNorm(row, size.pre, size.inverse, pad));
+  if (with_norm) size.relative_norm = std::sqrt(SquaredNorm(row, size.pre, size.inverse, pad));
   return size;
 }
 
@@ -137,7 +137,7 @@ HWY_INLINE RowSize SizeOf(const float* row, int64_t pad) {
 HWY_INLINE RowSize Rotate(const PackRowsArgs& args, float* row, const RowSize& size) {
   if (size.max_abs == 0.0f) return size;
   RotateRow(row, size.pre, size.inverse, args.tokens.dim, args.dim_pad);
-  RowSize rotated = SizeOf(row, args.dim_pad);
+  RowSize rotated = SizeOf(row, args.dim_pad, args.norm_max > 0);
   rotated.unit = static_cast<double>(size.max_abs);
   return rotated;
 }
@@ -161,35 +161,37 @@ template <sparge_precision kPrecision>
 HWY_INLINE int32_t StoreLanes(const PackRowsArgs& args, int64_t token, const float* row, const RowScale& scale) {
   const F32 d;
   const I32 di;
-  HWY_ALIGN int32_t numbers[RoundUp(SPARGE_MAX_HEAD_DIM, kChannelAlign)];
+  HWY_ALIGN std::byte lanes[RoundUp(SPARGE_MAX_HEAD_DIM, kChannelAlign) * sizeof(float)];
   const VF pre = hn::Set(d, scale.pre);
   const VF by = hn::Set(d, scale.by);
+  // Rounding may not step over the bound: x is at most max * (1 + 2^-22).
+  const VF bound = hn::Set(d, static_cast<float>(args.max));
   VI sum = hn::Zero(di);
   for (int64_t i = 0; i < args.dim_pad; i += kLanes) {
     const VF x = hn::Mul(hn::Mul(hn::Load(d, row + i), pre), by);
     if constexpr (kPrecision == SPARGE_FP32) {
-      hn::Store(hn::BitCast(di, x), di, numbers + i);
+      hn::Store(x, d, reinterpret_cast<float*>(lanes) + i);
+      continue;
+    }
+    const VI n = hn::NearestInt(hn::Max(hn::Min(x, bound), hn::Neg(bound)));
+    sum = hn::Add(sum, n);
+    if constexpr (kPrecision == SPARGE_INT16) {
+      const hn::Rebind<int16_t, F32> narrow;
+      hn::Store(hn::DemoteTo(narrow, n), narrow, reinterpret_cast<int16_t*>(lanes) + i);
+    } else if (args.offset == 0) {
+      const hn::Rebind<int8_t, F32> narrow;
+      hn::Store(hn::DemoteTo(narrow, n), narrow, reinterpret_cast<int8_t*>(lanes) + i);
     } else {
-      // Rounding may not step over the bound: x is at most max * (1 + 2^-22).
-      const VF bound = hn::Set(d, static_cast<float>(args.max));
-      const VI n = hn::NearestInt(hn::Max(hn::Min(x, bound), hn::Neg(bound)));
-      sum = hn::Add(sum, n);
-      hn::Store(n, di, numbers + i);
+      const hn::Rebind<uint8_t, F32> narrow;
+      const VI shifted = hn::Add(n, hn::Set(di, args.offset));
+      hn::Store(hn::DemoteTo(narrow, shifted), narrow, reinterpret_cast<uint8_t*>(lanes) + i);
     }
   }
   int32_t* out = args.out + token * args.row_stride;
   for (int64_t lane = 0; lane < args.row_lanes; ++lane) {
-    const int32_t* n = numbers + lane * PerLane(kPrecision);
-    uint32_t bits = static_cast<uint32_t>(n[0]);
-    if constexpr (kPrecision == SPARGE_INT16) {
-      bits = (static_cast<uint32_t>(n[0]) & 0xFFFF) | static_cast<uint32_t>(n[1]) << 16;
-    } else if constexpr (kPrecision == SPARGE_INT8) {
-      bits = 0;
-      for (int i = 0; i < 4; ++i) bits |= (static_cast<uint32_t>(n[i] + args.offset) & 0xFF) << (8 * i);
-    }
-    out[lane * args.lane_stride] = static_cast<int32_t>(bits);
+    std::memcpy(out + lane * args.lane_stride, lanes + lane * kLaneBytes, kLaneBytes);
   }
-  return hn::GetLane(hn::SumOfLanes(di, sum));
+  return kPrecision == SPARGE_FP32 ? 0 : hn::GetLane(hn::SumOfLanes(di, sum));
 }
 
 // Mean and self-similarity of a block: sums while its rows pass by.
@@ -238,6 +240,7 @@ HWY_INLINE void CentreRow(const PackRowsArgs& args, float* row) {
 // What centring the keys takes from this query's scores.
 HWY_INLINE float QueryShift(const PackRowsArgs& args, const float* row, bool finite) {
   if (!finite) return std::numeric_limits<float>::quiet_NaN();
+  if (args.shift_factor == 0) return 0.0f;
   constexpr double kMost = std::numeric_limits<float>::max();
   const double shift = args.shift_factor * DotDouble(row, args.centre, args.tokens.dim);
   return static_cast<float>(std::clamp(shift, -kMost, kMost));
@@ -283,7 +286,7 @@ uint64_t PackRows(const PackRowsArgs& args) {
     } else {
       not_finite |= uint64_t{1} << t;
     }
-    const RowSize size = SizeOf(row, args.dim_pad);
+    const RowSize size = SizeOf(row, args.dim_pad, args.mean != nullptr || args.norm_max > 0);
     if (args.mean != nullptr && finite) summary.Add(row, size);
     const RowScale scale = ChooseScale<kPrecision>(args, t, args.rotate ? Rotate(args, row, size) : size);
     const int32_t sum = StoreLanes<kPrecision>(args, t, row, scale);

@@ -161,7 +161,9 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   rows.scale = packed.q_factor + task * kBlockQ;
   rows.mean = plan.predicts() ? packed.q.mean + task * plan.dim_pad() : nullptr;
   rows.similarity = packed.q.similarity + task;
-  rows.shift_factor = plan.scale * kLog2e;
+  // Softmax does not see the shift; what is absolute does.
+  const bool absolute = args.lse.data != nullptr || plan.softcap > 0 || !plan.sink_logits.empty();
+  rows.shift_factor = absolute ? plan.scale * kLog2e : 0.0;
   rows.shift = packed.q_shift + task * kBlockQ;
   rows.scratch = Scratch(worker);
   ops.rows(rows);

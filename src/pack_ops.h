@@ -52,14 +52,14 @@ struct PackRowsArgs {
   // Results. Lane i of row t goes to out[t * row_stride + i * lane_stride].
   int32_t* out;
   int64_t row_lanes, row_stride, lane_stride;
-  float* scale;       // per row: keys: the scale; queries: the score factor. NULL for fp32 keys
-  int32_t* start;     // per row: -offset_of_q * sum of the integers; NULL = not needed
-  int start_offset;   // offset_of_q
-  float* mean;        // dim_pad floats: mean of x; NULL = no summary
-  float* similarity;  // one float
-  double shift_factor;
-  float* shift;    // queries: per row, shift_factor * (token . centre); NaN marks a row that is not finite
-  float* scratch;  // 2 * dim_pad floats
+  float* scale;         // per row: keys: the scale; queries: the score factor. NULL for fp32 keys
+  int32_t* start;       // per row: -offset_of_q * sum of the integers; NULL = not needed
+  int start_offset;     // offset_of_q
+  float* mean;          // dim_pad floats: mean of x; NULL = no summary
+  float* similarity;    // one float
+  double shift_factor;  // 0: the shift is not needed
+  float* shift;         // queries: per row, shift_factor * (token . centre); NaN marks a row that is not finite
+  float* scratch;       // 2 * dim_pad floats
 };
 
 struct PackValuesArgs {

@@ -16,6 +16,8 @@ if(TARGET sparge_cli)
     add_test(NAME cli_${part}_test
       COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli/run_all.py --sparge ${program} test_${part})
   endforeach()
+  # The longest start first, or one core would wait for them at the end.
+  set_tests_properties(cli_results_test cli_extremes_test cli_verbs_test cli_maps_test PROPERTIES COST 100)
 endif()
 
 # A consumer would need the same emulator or sanitizer, and then would test that and not the package.

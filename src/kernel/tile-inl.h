@@ -249,17 +249,22 @@ enum class Tile { kHidden, kSkipped, kComputed };
 template <class P>
 HWY_INLINE Tile JudgeTile(Group<P>& group, float skip) {
   const F32 d;
-  for (int r = 0; r < group.rows; ++r) {
+  VF tops[kGroup];
+  for (int r = 0; r < kGroup; ++r) {
+    tops[r] = hn::Set(d, kMinusInf);
+    if (r >= group.rows) continue;
     const float* scores = group.scores + r * kBlockK;
-    VF top = hn::Load(d, scores);
-    for (int j = kLanes; j < kBlockK; j += kLanes) top = hn::Max(top, hn::Load(d, scores + j));
-    group.tile_max[r] = hn::GetLane(hn::MaxOfLanes(d, top));
+    for (int j = 0; j < kBlockK; j += kLanes) tops[r] = hn::Max(tops[r], hn::Load(d, scores + j));
   }
+  ReduceRows(
+      tops, [](VF a, VF b) HWY_ATTR { return hn::Max(a, b); }, group.tile_max);
   bool seen = false;
   bool matters = false;
-  for (int r = 0; r < group.rows; ++r) {
-    seen |= group.tile_max[r] > kMinusInf;
-    matters |= group.tile_max[r] > group.m[r] - skip;
+  for (int r = 0; r < kGroupPad; r += kLanes) {
+    const VF tile = hn::Load(d, group.tile_max + r);
+    const VF bar = hn::Sub(hn::Load(d, group.m + r), hn::Set(d, skip));
+    seen |= !hn::AllFalse(d, hn::Gt(tile, hn::Set(d, kMinusInf)));
+    matters |= !hn::AllFalse(d, hn::Gt(tile, bar));
   }
   return matters ? Tile::kComputed : seen ? Tile::kSkipped : Tile::kHidden;
 }
@@ -293,48 +298,71 @@ HWY_INLINE void MoveMaximum(Group<P>& group) {
 enum class Part { kAll, kLarge, kSmall };
 inline constexpr float kSmallBelow = 1.0f / 64;  // of the row's maximum in the tile
 
+// One vector of probabilities in steps of 1 / p_max (kSmall: finer), before rounding.
+template <class P, Part kPart>
+HWY_INLINE VF StepsOf(VF score_below_max) {
+  const F32 d;
+  constexpr float kSteps = kPart == Part::kSmall ? P::kGrid.p_max / kSmallBelow : P::kGrid.p_max;
+  VF p = hn::Mul(Exp2Bounded<P::kExpDegree>(score_below_max), hn::Set(d, kSteps));
+  const VF border = hn::Set(d, kSteps * kSmallBelow);
+  if constexpr (kPart == Part::kLarge) p = hn::IfThenElseZero(hn::Ge(p, border), p);
+  if constexpr (kPart == Part::kSmall) p = hn::IfThenElseZero(hn::Lt(p, border), p);
+  return p;
+}
+
 // Probabilities of the tile relative to tile_max, and their row sums. The sum is that of the rounded numbers, so that
 // what rounding adds to all of them alike cancels in o / l.
 template <class P, Part kPart = Part::kAll>
 HWY_INLINE void Probabilities(Group<P>& group) {
   const F32 d;
-  const VF small_below = hn::Set(d, kSmallBelow);
-  const VF steps = hn::Set(d, kPart == Part::kSmall ? P::kGrid.p_max / kSmallBelow : P::kGrid.p_max);
-  for (int r = 0; r < group.rows; ++r) {
+  VF sums[kGroup], exact[kGroup];
+  for (int r = 0; r < kGroup; ++r) {
+    sums[r] = exact[r] = hn::Zero(d);
+    if (r >= group.rows) continue;
     const float* scores = group.scores + r * kBlockK;
     auto* out = group.probabilities + r * kBlockK;
     const VF base = hn::Set(d, group.tile_max[r]);
-    VF sum = hn::Zero(d);
-    VF exact = hn::Zero(d);
-    for (int j = 0; j < kBlockK; j += kLanes) {
-      VF p = Exp2<P::kExpDegree>(hn::Sub(hn::Load(d, scores + j), base));
-      if constexpr (kPart == Part::kLarge) p = hn::IfThenElseZero(hn::Ge(p, small_below), p);
-      if constexpr (kPart == Part::kSmall) p = hn::IfThenElseZero(hn::Lt(p, small_below), p);
-      if constexpr (P::kInteger) {
-        p = hn::Mul(p, steps);
-        if constexpr (kPart == Part::kAll && P::kSplits) exact = hn::Add(exact, p);
-        p = hn::Round(p);
-        const hn::Rebind<typename P::Probability, F32> narrow;
-        hn::Store(hn::DemoteTo(narrow, hn::ConvertTo(I32(), p)), narrow, out + j);
-      } else {
-        hn::Store(p, d, out + j);
+    if constexpr (P::kInteger) {
+      const hn::Rebind<typename P::Probability, F32> narrow;
+      VI sum = hn::Zero(I32());
+      for (int j = 0; j < kBlockK; j += kLanes) {
+        const VF p = StepsOf<P, kPart>(hn::Sub(hn::Load(d, scores + j), base));
+        const VI n = hn::NearestInt(p);
+        hn::Store(hn::DemoteTo(narrow, n), narrow, out + j);
+        sum = hn::Add(sum, n);
+        exact[r] = hn::Add(exact[r], p);
       }
-      sum = hn::Add(sum, p);
+      sums[r] = hn::ConvertTo(d, sum);
+    } else {
+      for (int j = 0; j < kBlockK; j += kLanes) {
+        const VF p = Exp2<P::kExpDegree>(hn::Sub(hn::Load(d, scores + j), base));
+        hn::Store(p, d, out + j);
+        sums[r] = hn::Add(sums[r], p);
+      }
     }
-    const float total = hn::GetLane(hn::SumOfLanes(d, sum));
-    group.tile_sum[r] = kPart == Part::kSmall ? group.tile_sum[r] + total * kSmallBelow : total;
-    if constexpr (kPart == Part::kAll && P::kSplits) group.exact_sum[r] = hn::GetLane(hn::SumOfLanes(d, exact));
   }
+  const auto add = [](VF a, VF b) HWY_ATTR { return hn::Add(a, b); };
+  if constexpr (kPart == Part::kSmall) {
+    HWY_ALIGN float small[kGroupPad];
+    ReduceRows(sums, add, small);
+    for (int r = 0; r < group.rows; ++r) group.tile_sum[r] += small[r] * kSmallBelow;
+  } else {
+    ReduceRows(sums, add, group.tile_sum);
+  }
+  if constexpr (kPart == Part::kAll && P::kSplits) ReduceRows(exact, add, group.exact_sum);
 }
 
 // True iff rounding changed the weight of the tile by more than 0.4 % of a row's weight so far.
 template <class P>
 HWY_INLINE bool LosesWeight(const Group<P>& group) {
-  constexpr float kMost = 0.004f;
+  const F32 d;
   bool loses = false;
-  for (int r = 0; r < group.rows; ++r) {
-    const float lost = std::fabs(group.exact_sum[r] - group.tile_sum[r]) * group.gain[r];
-    loses |= lost > kMost * (group.l[r] * group.keep[r] + group.exact_sum[r] * group.gain[r]);
+  for (int r = 0; r < kGroupPad; r += kLanes) {
+    const VF gain = hn::Load(d, group.gain + r);
+    const VF exact = hn::Load(d, group.exact_sum + r);
+    const VF lost = hn::Mul(hn::AbsDiff(exact, hn::Load(d, group.tile_sum + r)), gain);
+    const VF weight = hn::MulAdd(hn::Load(d, group.l + r), hn::Load(d, group.keep + r), hn::Mul(exact, gain));
+    loses |= !hn::AllFalse(d, hn::Gt(lost, hn::Mul(weight, hn::Set(d, 0.004f))));
   }
   return loses;
 }

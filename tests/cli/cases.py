@@ -81,8 +81,10 @@ def structured(r, batch, hq, hkv, nq, nk, dk, dv=None, kinds=8, strength=8.0, wo
 
 
 def noise_qkv(r, batch, hq, hkv, nq, nk, dk, dv=None):
+    """Normal noise. With few channels V gets mean 1, lest the one average that counts be nearly 0 by chance."""
     dv = dk if dv is None else dv
-    return noise(r, batch, hq, nq, dk), noise(r, batch, hkv, nk, dk), noise(r, batch, hkv, nk, dv)
+    v = noise(r, batch, hkv, nk, dv) + np.float32(1.0 if dv < 16 else 0.0)
+    return noise(r, batch, hq, nq, dk), noise(r, batch, hkv, nk, dk), v
 
 
 # ------------------------------------------------------------------ files
