@@ -15,8 +15,6 @@ file(RELATIVE_PATH SPARGE_PC_UP /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
 configure_file(cmake/sparge.pc.in ${CMAKE_CURRENT_BINARY_DIR}/sparge.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sparge.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 if(SPARGE_CLI)
-  # The program finds its library wherever the whole is put.
-  set_target_properties(sparge_cli PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
   # The program finds its library wherever the two are installed.
   set_target_properties(sparge_cli PROPERTIES INSTALL_RPATH $ORIGIN/../${CMAKE_INSTALL_LIBDIR})
   install(TARGETS sparge_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

@@ -246,8 +246,8 @@ sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc
 void sparge_plan_destroy(sparge_plan* plan) { delete plan; }
 size_t sparge_plan_workspace_size(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->workspace_size; }
 void sparge_plan_map_shape(const sparge_plan* plan, int64_t* q_blocks, int64_t* k_blocks) {
-  *q_blocks = plan->plan.q_blocks;
-  *k_blocks = plan->plan.k_blocks;
+  *q_blocks = plan == nullptr ? 0 : plan->plan.q_blocks;
+  *k_blocks = plan == nullptr ? 0 : plan->plan.k_blocks;
 }
 
 void sparge_run_args_init(sparge_run_args* args) {

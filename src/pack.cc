@@ -11,8 +11,8 @@ namespace sparge {
 namespace {
 
 constexpr double kLog2e = 1.44269504088896340736;
-// No score exceeds this in log2 units. It is far beyond where softmax is one-hot for any two different floats, and its
-// differences and negations are finite.
+// No score exceeds this in log2 units (rotated rows: this times the root of the rotation block, at most 23). It is far
+// beyond where softmax is one-hot for any two different floats, and its differences and negations are finite.
 constexpr double kScoreLimit = 1e30;
 constexpr double kStoredKeyMax = 4;  // |key - mean| <= 2 max|key|, and max|key| < 2 k_unit
 

@@ -98,7 +98,7 @@ inline BlockId FindKeyBlock(const Plan& plan, int64_t index) {
   return FindBlock<&Sequence::k_block_begin>(plan, index, plan.all_k_blocks);
 }
 
-// Address of token 0 of a sequence in a tensor.
+// Address of a token of the tensor row that holds a sequence.
 inline std::byte* SequenceData(const Plan& plan, const sparge_tensor& tensor, size_t element_bytes, int64_t sequence,
                                int64_t head, int64_t first_token) {
   const int64_t batch = plan.packed ? 0 : sequence;

@@ -1,8 +1,8 @@
 // Rotation of a query or key row before it becomes 8-bit numbers, compiled once per instruction set.
 //
 // q . k does not change if both are rotated. A Hadamard rotation after fixed random signs spreads an outlier channel
-// over all channels, so that the largest number of a row, which sets the step of its grid, is close to the others. On
-// real heads that halves the error of QK; docs/numerics.md has the figures.
+// over all channels, so that the largest number of a row, which sets the step of its grid, is close to the others;
+// docs/numerics.md has the figures.
 #if defined(SPARGE_SRC_ROTATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SPARGE_SRC_ROTATE_INL_H_
 #undef SPARGE_SRC_ROTATE_INL_H_

@@ -35,7 +35,7 @@ HWY_INLINE VF Exp2Polynomial(VF f) {
   }
 }
 
-// 2^x for x <= 128; exactly 0 for x <= -127, so that a hidden score (-inf) gets no weight at all.
+// 2^x for x < 127.5; exactly 0 for x < -126.5, so that a hidden score (-inf) gets no weight at all.
 template <int kDegree>
 HWY_INLINE VF Exp2(VF x) {
   const F32 d;

@@ -11,6 +11,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -68,7 +69,8 @@ struct PrecisionI8 {
   static constexpr QuantGrid kGrid = kGridI8;
 };
 
-// Scores, probabilities and softmax state of one row group while it walks over the kept tiles.
+// Scores, probabilities and softmax state of one row group while it walks over the kept tiles. Arrays of kGroupPad hold
+// whole vectors: where these are longer than a group, the rows are repeated (ReduceRows) and evolve alike.
 template <class P>
 struct Group {
   HWY_ALIGN float scores[kGroup * kBlockK];
@@ -345,7 +347,7 @@ HWY_INLINE void Probabilities(Group<P>& group) {
   if constexpr (kPart == Part::kSmall) {
     HWY_ALIGN float small[kGroupPad];
     ReduceRows(sums, add, small);
-    for (int r = 0; r < group.rows; ++r) group.tile_sum[r] += small[r] * kSmallBelow;
+    for (int r = 0; r < kGroupPad; ++r) group.tile_sum[r] += small[r] * kSmallBelow;
   } else {
     ReduceRows(sums, add, group.tile_sum);
   }
@@ -405,7 +407,8 @@ template <class P>
 HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, Group<P>& group) {
   const KeyValueBlocks& blocks = args.blocks;
   Probabilities<P>(group);
-  [[maybe_unused]] constexpr float kOnes[kGroup] = {1, 1, 1, 1, 1, 1, 1, 1};
+  [[maybe_unused]] constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1};
+  static_assert(std::size(kOnes) == kGroup);
   [[maybe_unused]] bool split = false;
   if constexpr (P::kSplits) {
     split = LosesWeight(group);
@@ -422,9 +425,11 @@ HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, Group<P>& grou
       AddProducts(args, block, blocks.values, kOnes, kSmallBelow, group);
     }
   }
-  for (int r = 0; r < group.rows; ++r) {
-    const float gain = P::kInteger ? group.gain[r] : 1.0f;
-    group.l[r] = group.l[r] * group.keep[r] + group.tile_sum[r] * gain;
+  const F32 d;
+  for (int r = 0; r < kGroupPad; r += kLanes) {
+    VF tile = hn::Load(d, group.tile_sum + r);
+    if constexpr (P::kInteger) tile = hn::Mul(tile, hn::Load(d, group.gain + r));
+    hn::Store(hn::MulAdd(hn::Load(d, group.l + r), hn::Load(d, group.keep + r), tile), d, group.l + r);
   }
 }
 

@@ -59,10 +59,11 @@ def smooth(r, batch, heads, tokens, dim, rho=0.97):
 
 
 def segments(r, tokens, kinds, shortest=64, longest=256):
-    """A label per token, constant over runs of random length."""
-    labels = []
+    """A label per token, constant over runs of random length; neighbouring runs differ."""
+    labels, label = [], int(r.integers(kinds))
     while len(labels) < tokens:
-        labels += [r.integers(kinds)] * int(r.integers(shortest, longest + 1))
+        labels += [label] * int(r.integers(shortest, longest + 1))
+        label = (label + int(r.integers(1, kinds))) % kinds
     return np.array(labels[:tokens], int)
 
 
