@@ -9,6 +9,8 @@
 
 #include <hwy/highway.h>
 
+#include <cstring>
+
 #include "src/kernel/kernel.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -97,6 +99,27 @@ struct DotI8 {
   static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
 };
 inline constexpr QuantGrid kGridI8{63, 64, 127, 0, 127, 127, true};
+
+#elif HWY_TARGET == HWY_EMU128
+inline constexpr char kInt8Text[] = "u8 x s8 in plain C++, summed in int32; q 8 bits";
+// Byte by byte: emulating the shifts of the next one costs ten times as much. 576 * 255 * 127 < 2^31.
+struct DotI8 {
+  using Acc = VI;
+  using A = VI;
+  using B = VI;
+  static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
+  static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
+  static HWY_INLINE Acc Start(VI start) { return start; }
+  static HWY_INLINE void Step(Acc& acc, const A& a, const B& b) {
+    uint8_t x[sizeof(a.raw)];
+    int8_t y[sizeof(b.raw)];
+    std::memcpy(x, a.raw, sizeof(x));
+    std::memcpy(y, b.raw, sizeof(y));
+    for (size_t i = 0; i < sizeof(x); ++i) acc.raw[i / 4] += x[i] * y[i];
+  }
+  static HWY_INLINE VF Total(const Acc& acc) { return hn::ConvertTo(F32(), acc); }
+};
+inline constexpr QuantGrid kGridI8{127, 128, 127, 0, 255, 127, true};
 
 #else
 inline constexpr char kInt8Text[] = "u8 x s8, even and odd bytes widened to int16, summed in int32; q 8 bits";

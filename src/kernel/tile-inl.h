@@ -161,7 +161,7 @@ HWY_INLINE void Multiply(const std::byte* a, int64_t a_bytes, int rows, const st
 
 // QK: scores of the group's rows against one key block, log2 units.
 template <class P>
-HWY_INLINE void Scores(const KernelArgs& args, int64_t block, Group<P>& group) {
+HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Group<P>& group) {
   const F32 d;
   const QueryBlock& query = args.query;
   const int64_t row_bytes = query.row_lanes * kLaneBytes;
@@ -315,7 +315,7 @@ HWY_INLINE VF StepsOf(VF score_below_max) {
 // Probabilities of the tile relative to tile_max, and their row sums. The sum is that of the rounded numbers, so that
 // what rounding adds to all of them alike cancels in o / l.
 template <class P, Part kPart = Part::kAll>
-HWY_INLINE void Probabilities(Group<P>& group) {
+HWY_NOINLINE void Probabilities(Group<P>& group) {
   const F32 d;
   VF sums[kGroup], exact[kGroup];
   for (int r = 0; r < kGroup; ++r) {
@@ -371,7 +371,7 @@ HWY_INLINE bool LosesWeight(const Group<P>& group) {
 
 // o = o * keep + (probabilities . values) * value_scale * gain * fraction; fp32 has neither scale nor gain.
 template <class P>
-HWY_INLINE void AddProducts(const KernelArgs& args, int64_t block, const std::byte* all_values, const float* keep,
+HWY_NOINLINE void AddProducts(const KernelArgs& args, int64_t block, const std::byte* all_values, const float* keep,
                             float fraction, Group<P>& group) {
   const F32 d;
   const int64_t channels = args.blocks.channels;

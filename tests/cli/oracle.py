@@ -137,18 +137,22 @@ class BlockRule:
 
 
 def summarise(x, size):
-    """Mean vector and self-similarity of each block of (N, D): |mean unit vector|^2; a zero token has a zero unit."""
+    """Of each block of (N, D): mean vector, self-similarity |mean unit vector|^2, and whether all its tokens are zero.
+
+    A zero token has a zero unit vector, and is counted.
+    """
     norm = np.linalg.norm(x, axis=1, keepdims=True)
     unit = np.divide(x, norm, out=np.zeros_like(x), where=norm > 0)
     starts = range(0, len(x), size)
     mean = np.array([x[i:i + size].mean(axis=0) for i in starts])
     sim = np.array([(unit[i:i + size].mean(axis=0) ** 2).sum() for i in starts])
-    return mean, sim
+    zero = np.array([not unit[i:i + size].any() for i in starts])
+    return mean, sim, zero
 
 
-def near(sim, theta):
-    """Too close to call in float32; but a similarity of exactly 0 (all tokens zero) is exact in any arithmetic."""
-    return (np.abs(sim - theta) < NEAR_THETA) & (sim != 0)
+def near(sim, theta, zero):
+    """Too close to call in float32; but the similarity of zero tokens is exactly 0 in any arithmetic."""
+    return (np.abs(sim - theta) < NEAR_THETA) & ~zero
 
 
 def rank(score):
@@ -200,11 +204,11 @@ def block_rule(p: Problem, s: Selection) -> BlockRule:
                 result.map[b, h] = visible
                 continue
             k = p.k[b, p.kv_head(h)].astype(np.float64)
-            qbar, qsim = summarise(p.q[b, h].astype(np.float64), BLOCK_Q)
-            kbar, ksim = summarise(k - k.mean(axis=0), BLOCK_K)
+            qbar, qsim, qzero = summarise(p.q[b, h].astype(np.float64), BLOCK_Q)
+            kbar, ksim, kzero = summarise(k - k.mean(axis=0), BLOCK_K)
             score = qbar @ kbar.T * p.sigma
             similar = ksim > s.theta
-            near_theta = near(ksim, s.theta)
+            near_theta = near(ksim, s.theta, kzero)
             gates["q_dissimilar"] += int((qsim <= s.theta).sum())
             gates["k_dissimilar"] += int((~similar).sum())
             diagonal = diagonal_tiles(nq, nk, p.offset) if p.causal else np.zeros((tq, tk), bool)
@@ -223,7 +227,7 @@ def block_rule(p: Problem, s: Selection) -> BlockRule:
                 row |= diagonal[i]
                 row[0] |= sink
                 result.map[b, h, i] = row & visible[i]
-                q_doubt = near(qsim[i], s.theta)
+                q_doubt = near(qsim[i], s.theta, qzero[i])
                 q_forced = qsim[i] <= s.theta and not q_doubt  # all visible tiles, so nothing else can matter
                 result.ambiguous[b, h, i] = q_doubt or (doubt and not q_forced)
     result.notes = gates
