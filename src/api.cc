@@ -102,8 +102,8 @@ void CheckPartial(const char* name, const sparge_partial* partial) {
   SPARGE_REQUIRE(partial != nullptr, "%s is NULL", name);
   SPARGE_REQUIRE(partial->o.data != nullptr && partial->lse.data != nullptr, "%s.o.data or %s.lse.data is NULL", name,
                  name);
-  SPARGE_REQUIRE(partial->o.dtype >= SPARGE_F32 && partial->o.dtype <= SPARGE_BF16, "%s.o.dtype=%d is unknown", name,
-                 static_cast<int>(partial->o.dtype));
+  const int32_t dtype = RawEnum(partial->o.dtype);
+  SPARGE_REQUIRE(dtype >= SPARGE_F32 && dtype <= SPARGE_BF16, "%s.o.dtype=%d is unknown", name, dtype);
   SPARGE_REQUIRE(partial->o.batch_stride >= 0 && partial->o.head_stride >= 0 && partial->o.token_stride >= 0 &&
                      partial->lse.batch_stride >= 0 && partial->lse.head_stride >= 0,
                  "%s has a negative stride", name);

@@ -60,7 +60,7 @@ void CheckScores(const sparge_plan_desc& desc) {
                    "query_offset=%" PRId64 " has no effect without causal, window or alibi_slopes", desc.query_offset);
   }
   CheckRange("window", desc.window, 0, kMaxPosition);
-  CheckRange("mask", static_cast<int32_t>(desc.mask), SPARGE_MASK_NONE, SPARGE_MASK_ADD_F16);
+  CheckRange("mask", RawEnum(desc.mask), SPARGE_MASK_NONE, SPARGE_MASK_ADD_F16);
   for (int64_t h = 0; h < desc.q_heads; ++h) {
     if (desc.alibi_slopes != nullptr) {
       SPARGE_REQUIRE(std::isfinite(desc.alibi_slopes[h]), "alibi_slopes[%" PRId64 "]=%g is not finite", h,
@@ -98,8 +98,8 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
     CheckOffsets("kv_offsets", desc.kv_offsets, desc.batch, desc.kv_tokens);
   }
   CheckScores(desc);
-  CheckRange("precision", static_cast<int32_t>(desc.precision), SPARGE_FP32, SPARGE_INT8);
-  CheckRange("select", static_cast<int32_t>(desc.select), SPARGE_SELECT_ALL, SPARGE_SELECT_MAP);
+  CheckRange("precision", RawEnum(desc.precision), SPARGE_FP32, SPARGE_INT8);
+  CheckRange("select", RawEnum(desc.select), SPARGE_SELECT_ALL, SPARGE_SELECT_MAP);
   CheckRange("keep_sink", desc.keep_sink, -1, 1);
   if (desc.heads == nullptr) CheckParams(desc, desc.params, -1);
   for (int64_t h = 0; desc.heads != nullptr && h < desc.q_heads; ++h) CheckParams(desc, desc.heads[h], h);
@@ -138,7 +138,7 @@ struct TensorShape {
 };
 
 void CheckTensor(const Plan& plan, const char* name, const sparge_tensor& tensor, TensorShape shape, bool output) {
-  CheckRange((std::string(name) + ".dtype").c_str(), static_cast<int32_t>(tensor.dtype), SPARGE_F32, SPARGE_BF16);
+  CheckRange((std::string(name) + ".dtype").c_str(), RawEnum(tensor.dtype), SPARGE_F32, SPARGE_BF16);
   const bool empty = plan.batch() == 0 || shape.tokens == 0;
   SPARGE_REQUIRE(tensor.data != nullptr || empty, "%s.data is NULL", name);
   SPARGE_REQUIRE(reinterpret_cast<uintptr_t>(tensor.data) % DtypeBytes(tensor.dtype) == 0,

@@ -5,7 +5,9 @@
 #include <sparge/sparge.h>
 
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 
 namespace sparge {
 
@@ -30,6 +32,15 @@ struct Failure {
   do {                                                                      \
     if (!(condition)) ::sparge::Fail(SPARGE_INVALID_ARGUMENT, __VA_ARGS__); \
   } while (false)
+
+// The number in an enum that a caller filled in. To load one that is out of range as an enum would be undefined.
+template <class Enum>
+int32_t RawEnum(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int32_t));
+  int32_t raw;
+  std::memcpy(&raw, &value, sizeof(raw));
+  return raw;
+}
 
 }  // namespace sparge
 #endif  // SPARGE_SRC_BASE_STATUS_H_
