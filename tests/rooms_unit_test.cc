@@ -211,7 +211,7 @@ TEST(Kernel, GridsCannotOverflow) {
 }
 
 Plan SmallPlan(int64_t heads, int64_t queries, int64_t keys) {
-  const Isa isa = ChooseIsa("baseline");
+  const Isa isa = ChooseIsa(nullptr);
   sparge_plan_desc desc;
   sparge_plan_desc_init(&desc);
   desc.batch = 1;
