@@ -16,7 +16,6 @@ TEXT
   exit 0
 fi
 
-read -ra packages <<<"$build_packages"
-need_packages "${packages[@]}"
+need_packages "${build_packages[@]}"
 build_preset release -- sparge_cli
 exec build/release/cli/sparge demo "$@"

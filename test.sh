@@ -31,11 +31,8 @@ if (($#)) && [[ $1 != -- ]]; then
 fi
 ctest_arguments=("${@:2}")
 
-read -ra packages <<<"$build_packages $test_packages"
-if [[ $mode == ci ]]; then
-  read -ra more <<<"$ci_packages"
-  packages+=("${more[@]}")
-fi
+packages=("${build_packages[@]}" "${test_packages[@]}")
+if [[ $mode == ci ]]; then packages+=("${ci_packages[@]}"); fi
 need_packages "${packages[@]}"
 
 case $mode in

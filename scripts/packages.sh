@@ -1,19 +1,21 @@
 # Makes sure that Debian packages are installed; sourced by test.sh and demo.sh.
 # shellcheck shell=bash
 
-# What builds the library and the command line. `package=command` counts as present wherever the command comes from.
-build_packages="g++=c++ cmake=cmake ninja-build=ninja pkg-config=pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev"
-# What the tests need on top.
-test_packages="libgtest-dev python3=python3 python3-numpy"
-# What the sanitizer-free parts of --ci need on top: fuzzers (clang) and 64-bit ARM (cross compiler and emulator).
-ci_packages="clang=clang++ libclang-rt-dev g++-aarch64-linux-gnu=aarch64-linux-gnu-g++ qemu-user=qemu-aarch64"
+# `package:command` counts as present wherever the command comes from.
+# shellcheck disable=SC2034  # used by those who source this
+{
+  build_packages=(g++:c++ cmake:cmake ninja-build:ninja pkg-config:pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev)
+  test_packages=(libgtest-dev python3:python3 python3-numpy)
+  # Fuzzers (clang), and 64-bit ARM (cross compiler and emulator).
+  ci_packages=(clang:clang++ libclang-rt-dev g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user:qemu-aarch64)
+}
 
 # Prints those of the given packages that are missing, one per line.
 missing_packages() {
   local entry package
   for entry in "$@"; do
-    package=${entry%%=*}
-    if [[ $entry == *=* ]] && command -v "${entry#*=}" >/dev/null; then continue; fi
+    package=${entry%%:*}
+    if [[ $entry == *:* ]] && command -v "${entry#*:}" >/dev/null; then continue; fi
     if [[ $(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) == installed ]]; then continue; fi
     echo "$package"
   done
@@ -35,7 +37,8 @@ need_packages() {
     exit 2
   fi
   echo "installing ${missing[*]}"
-  if ! { "${apt_get[@]}" -qq update && "${apt_get[@]}" -qq -y --no-install-recommends install "${missing[@]}" >/dev/null; }; then
+  "${apt_get[@]}" -qq update || true  # one source out of order need not matter
+  if ! "${apt_get[@]}" -qq -y --no-install-recommends install "${missing[@]}" >/dev/null; then
     echo "could not install; please run: apt-get install ${missing[*]}" >&2
     exit 2
   fi

@@ -19,6 +19,7 @@ run_suite() {
   local python
   python=$(python_with_numpy) || return 1
   build_preset "$1" -DPython3_EXECUTABLE="$python" || return 1
+  # shellcheck disable=SC2154  # ctest_arguments: from test.sh
   ctest --preset "$2" --parallel "$(nproc)" "${ctest_arguments[@]}" 2>&1 | tee "build/$1/ctest.log"
 }
 
@@ -53,14 +54,16 @@ run_fuzzers() {
   ((failed == 0))
 }
 
-# Adds the counts of a ctest run to `passed` and `failures`.
+# Adds the counts of a ctest run to `passed`, `failures` and `skipped`; ctest itself counts skipped tests as passed.
 count_tests() {
   local line
   line=$(grep -oE '[0-9]+ tests? failed out of [0-9]+' "$1" 2>/dev/null | tail -n 1) || return 0
-  local numbers
+  local numbers left_out
   read -ra numbers <<<"$(tr -cs '0-9' ' ' <<<"$line")"
+  left_out=$(grep -c '\*\*\*Skipped' "$1") || true
+  skipped=$((skipped + left_out))
   failures=$((failures + numbers[0]))
-  passed=$((passed + numbers[1] - numbers[0]))
+  passed=$((passed + numbers[1] - numbers[0] - left_out))
 }
 
 counted_suite() {
@@ -94,7 +97,7 @@ stage() {
 }
 
 run_all_stages() {
-  passed=0 failures=0 outcome=passed table=()
+  passed=0 failures=0 skipped=0 outcome=passed table=()
   stage 'full suite' counted_suite test test
   stage 'suite, address and undefined sanitizers' counted_suite asan asan
   stage 'suite, thread sanitizer' counted_suite tsan tsan
@@ -103,6 +106,7 @@ run_all_stages() {
   printf '\n'
   printf '%s\n' "${table[@]}"
   printf '%-44s %-8s %4d s\n' 'all stages' "$outcome" "$SECONDS"
+  ((skipped == 0)) || printf '%d tests were skipped\n' "$skipped"
   printf '\n%d passed, %d failed\n' "$passed" "$failures"
   [[ $outcome == passed ]]
 }

@@ -326,7 +326,8 @@ HWY_INLINE void ChannelScales(const PackValuesArgs& args, const float* rows, flo
   }
 }
 
-// When the block's second 8 bits are needed: by the rounding error of its worst token, relative to that token's norm.
+// When the block's second half of bits is needed: by the rounding error of its worst token, relative to that token's
+// norm.
 HWY_INLINE FineValues JudgeFineValues(const PackValuesArgs& args, const float* rows) {
   const float step2 = SquaredNorm(args.scale, 1.0f, 1.0f, args.channels);
   float worst = 0;  // squared
@@ -334,12 +335,13 @@ HWY_INLINE FineValues JudgeFineValues(const PackValuesArgs& args, const float* r
     const float norm2 = SquaredNorm(rows + t * args.channels, 1.0f, 1.0f, args.channels);
     if (norm2 > 0) worst = std::max(worst, step2 / 12 / norm2);
   }
-  // Ordinary tokens have about 0.008 at 64 channels. 0.1 means a spike in a channel, which hurts whatever the weights.
-  constexpr float kPeaks = 0.02f;
-  constexpr float kAlways = 0.1f;
-  return worst > kAlways * kAlways ? FineValues::kAlways
-         : worst > kPeaks * kPeaks ? FineValues::kForPeaks
-                                   : FineValues::kNever;
+  // In units of the precision's own: ordinary tokens have about 1 / max at 64 channels. kAlways means a spike in a
+  // channel, which hurts whatever the weights.
+  const float peaks = 2.5f / static_cast<float>(args.max);
+  const float always = 5 * peaks;
+  return worst > always * always ? FineValues::kAlways
+         : worst > peaks * peaks ? FineValues::kForPeaks
+                                 : FineValues::kNever;
 }
 
 // Lanes of round(v * by), or if `fine` of what that rounding leaves, in steps 2 * max times as fine.
@@ -375,8 +377,6 @@ uint64_t PackValues(const PackValuesArgs& args) {
   } else {
     ChannelScales(args, rows, by);
     StoreValues<kPrecision, false>(args, rows, by, args.out);
-  }
-  if constexpr (kPrecision == SPARGE_INT8) {
     *args.fine = JudgeFineValues(args, rows);
     if (*args.fine != FineValues::kNever) StoreValues<kPrecision, true>(args, rows, by, args.fine_out);
   }

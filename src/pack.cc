@@ -125,7 +125,7 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
     const int64_t lanes = kBlockK / PerLane(plan.precision) * plan.channels();
     values.out = reinterpret_cast<int32_t*>(packed.values) + task * lanes;
     values.scale = integer ? packed.value_scale + task * plan.channels() : nullptr;
-    if (plan.precision == SPARGE_INT8) {
+    if (integer) {
       values.fine_out = reinterpret_cast<int32_t*>(packed.fine_values) + task * lanes;
       values.fine = packed.fine + task;
     }
@@ -194,9 +194,8 @@ Packed LayPacked(const Plan& plan, Arena& arena) {
   p.poison = arena.Take<uint64_t>(k_blocks);
   p.values = arena.Take<std::byte>(k_blocks * lane_rows * plan.channels() * kLaneBytes);
   p.value_scale = arena.Take<float>(integer ? k_blocks * plan.channels() : 0);
-  const bool fine = plan.precision == SPARGE_INT8;
-  p.fine_values = arena.Take<std::byte>(fine ? k_blocks * lane_rows * plan.channels() * kLaneBytes : 0);
-  p.fine = arena.Take<FineValues>(fine ? k_blocks : 0);
+  p.fine_values = arena.Take<std::byte>(integer ? k_blocks * lane_rows * plan.channels() * kLaneBytes : 0);
+  p.fine = arena.Take<FineValues>(integer ? k_blocks : 0);
   p.q.mean = arena.Take<float>(plan.predicts() ? q_blocks * plan.dim_pad() : 0);
   p.q.similarity = arena.Take<float>(q_blocks);
   p.queries = arena.Take<std::byte>(q_blocks * kBlockQ * plan.row_lanes() * kLaneBytes);

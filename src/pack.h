@@ -38,8 +38,8 @@ struct Packed {
   uint64_t* poison;
   std::byte* values;
   float* value_scale;
-  std::byte* fine_values;  // int8 only
-  FineValues* fine;        // int8 only
+  std::byte* fine_values;  // integers only
+  FineValues* fine;        // integers only
   // Queries.
   BlockSummaries q;
   std::byte* queries;

@@ -70,8 +70,8 @@ struct PackValuesArgs {
   int max;
   int32_t* out;       // kBlockK / PerLane rows of `channels` lanes
   float* scale;       // per channel; NULL for fp32
-  int32_t* fine_out;  // int8: the second 8 bits, laid out as `out`
-  FineValues* fine;   // int8: when they are needed
+  int32_t* fine_out;  // the second half of bits, laid out as `out`; NULL for fp32
+  FineValues* fine;   // when it is needed; NULL for fp32
   float* scratch;     // (kBlockK + 1) * channels floats
 };
 

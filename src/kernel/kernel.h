@@ -56,8 +56,9 @@ struct QueryBlock {
   int count;            // 1..kBlockQ
 };
 
-// When the second 8 bits of a value block are worth their product. One token much smaller than the others of its block
-// (the first token of a text is often such a sink) drowns in their step; it hurts where that token has most weight.
+// When the second half of a value block's bits is worth its product. One token much smaller than the others of its
+// block (the first token of a text is often such a sink) drowns in their step; it hurts where that token has most
+// weight.
 enum class FineValues : uint8_t { kNever, kForPeaks, kAlways };
 
 // All key and value blocks of one sequence and kv head, packed.
@@ -68,8 +69,8 @@ struct KeyValueBlocks {
   const uint64_t* poison;    // per block: bit j = key or value j is not finite; stored as zeros
   const std::byte* values;   // per block: (kBlockK / PerLane) x channels lanes
   const float* value_scale;  // per block and channel (integers only)
-  // int8 only: what rounding left of the values, in the same layout, in steps of value_scale / (2 v_max); and when it
-  // is needed. NULL for other precisions.
+  // Integers only: what rounding left of the values, in the same layout, in steps of value_scale / (2 v_max); and when
+  // it is needed.
   const std::byte* fine_values;
   const FineValues* fine;
   int64_t channels;  // v_dim rounded up to kChannelAlign

@@ -37,13 +37,12 @@ inline constexpr int kVectorsPerPanel = 2;
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 inline constexpr float kLog2e = 1.44269504088896340736f;
 
-// What the precisions differ in. `kExpDegree`: see Exp2; `kSplits`: 8 bits are few, so that values and probabilities
-// may take a second pass where that matters.
+// What the precisions differ in. `kExpDegree`: see Exp2. `kMostLost`: the share of a row's weight that rounding may
+// move; about a tenth of the precision's error, and ten times what rounding moves in a tile of noise.
 struct PrecisionF32 {
   using Dot = DotF32;
   using Probability = float;
   static constexpr sparge_precision kPrecision = SPARGE_FP32;
-  static constexpr bool kSplits = false;
   static constexpr bool kInteger = false;
   static constexpr int kExpDegree = 5;
   static constexpr QuantGrid kGrid{0, 0, 0, 0, 1, 0, false};
@@ -52,7 +51,7 @@ struct PrecisionI16 {
   using Dot = DotI16;
   using Probability = int16_t;
   static constexpr sparge_precision kPrecision = SPARGE_INT16;
-  static constexpr bool kSplits = false;
+  static constexpr float kMostLost = 2e-4f;
   static constexpr bool kInteger = true;
   static constexpr int kExpDegree = 5;
   // QK: |q|_2 |k|_2 <= (46300 + sqrt(576)/2)^2 < 2^31, the second term being what rounding can add to a norm.
@@ -63,7 +62,7 @@ struct PrecisionI8 {
   using Dot = DotI8;
   using Probability = uint8_t;
   static constexpr sparge_precision kPrecision = SPARGE_INT8;
-  static constexpr bool kSplits = true;
+  static constexpr float kMostLost = 4e-3f;
   static constexpr bool kInteger = true;
   static constexpr int kExpDegree = 3;
   static constexpr QuantGrid kGrid = kGridI8;
@@ -351,10 +350,10 @@ HWY_NOINLINE void Probabilities(Group<P>& group) {
   } else {
     ReduceRows(sums, add, group.tile_sum);
   }
-  if constexpr (kPart == Part::kAll && P::kSplits) ReduceRows(exact, add, group.exact_sum);
+  if constexpr (kPart == Part::kAll && P::kInteger) ReduceRows(exact, add, group.exact_sum);
 }
 
-// True iff rounding changed the weight of the tile by more than 0.4 % of a row's weight so far.
+// True iff rounding changed the weight of the tile by more than kMostLost of a row's weight so far.
 template <class P>
 HWY_INLINE bool LosesWeight(const Group<P>& group) {
   const F32 d;
@@ -364,7 +363,7 @@ HWY_INLINE bool LosesWeight(const Group<P>& group) {
     const VF exact = hn::Load(d, group.exact_sum + r);
     const VF lost = hn::Mul(hn::AbsDiff(exact, hn::Load(d, group.tile_sum + r)), gain);
     const VF weight = hn::MulAdd(hn::Load(d, group.l + r), hn::Load(d, group.keep + r), hn::Mul(exact, gain));
-    loses |= !hn::AllFalse(d, hn::Gt(lost, hn::Mul(weight, hn::Set(d, 0.004f))));
+    loses |= !hn::AllFalse(d, hn::Gt(lost, hn::Mul(weight, hn::Set(d, P::kMostLost))));
   }
   return loses;
 }
@@ -372,7 +371,7 @@ HWY_INLINE bool LosesWeight(const Group<P>& group) {
 // o = o * keep + (probabilities . values) * value_scale * gain * fraction; fp32 has neither scale nor gain.
 template <class P>
 HWY_NOINLINE void AddProducts(const KernelArgs& args, int64_t block, const std::byte* all_values, const float* keep,
-                            float fraction, Group<P>& group) {
+                              float fraction, Group<P>& group) {
   const F32 d;
   const int64_t channels = args.blocks.channels;
   constexpr int kSteps = kBlockK / PerLane(P::kPrecision);
@@ -410,12 +409,12 @@ HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, Group<P>& grou
   [[maybe_unused]] constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1};
   static_assert(std::size(kOnes) == kGroup);
   [[maybe_unused]] bool split = false;
-  if constexpr (P::kSplits) {
+  if constexpr (P::kInteger) {
     split = LosesWeight(group);
     if (split) Probabilities<P, Part::kLarge>(group);
   }
   AddProducts(args, block, blocks.values, group.keep, 1.0f, group);
-  if constexpr (P::kSplits) {
+  if constexpr (P::kInteger) {
     const FineValues fine = blocks.fine[block];
     if (fine == FineValues::kAlways || (fine == FineValues::kForPeaks && HasPeak(group))) {
       AddProducts(args, block, blocks.fine_values, kOnes, 0.5f / P::kGrid.v_max, group);
