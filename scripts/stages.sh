@@ -25,21 +25,21 @@ run_suite() {
 
 # Fuzzers start from a copy of the corpus, so that what they find does not land in the repository.
 run_fuzzers() {
-  build_preset fuzz || return 1
-  local seconds=60 corpus name work failed=0
+  local seconds=60 names name work failed=0
+  mapfile -t names < <(ls tests/fuzz/corpus)
+  build_preset fuzz -- "${names[@]/#/fuzz_}" || return 1
   local -A running=()
-  for corpus in tests/fuzz/corpus/*/; do
-    name=$(basename "$corpus")
+  for name in "${names[@]}"; do
     work=build/fuzz/work/$name
     rm -rf "$work"
     mkdir -p "$work/found"
-    cp -r "$corpus" "$work/corpus"
+    cp -r "tests/fuzz/corpus/$name" "$work/corpus"
     "build/fuzz/tests/fuzz/fuzz_$name" -max_total_time=$seconds -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
       -artifact_prefix="$work/found/" "$work/corpus" >"$work/log" 2>&1 &
     running[$name]=$!
   done
-  echo "fuzzing for $seconds s: ${!running[*]}"
-  for name in "${!running[@]}"; do
+  echo "fuzzing for $seconds s: ${names[*]}"
+  for name in "${names[@]}"; do
     work=build/fuzz/work/$name
     if wait "${running[$name]}" && [[ -z $(ls "$work/found") ]]; then
       echo "fuzz_$name: $(grep -o 'stat::number_of_executed_units: [0-9]*' "$work/log" | grep -o '[0-9]*$') inputs, nothing found"
