@@ -18,6 +18,9 @@ namespace sparge {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+#undef SPARGE_AVX512
+#define SPARGE_AVX512 (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL)
+
 using F32 = hn::ScalableTag<float>;
 using I32 = hn::ScalableTag<int32_t>;
 using I16 = hn::ScalableTag<int16_t>;
@@ -32,13 +35,28 @@ struct DotF32 {
   using B = VF;
   static HWY_INLINE A PrepareA(VI lanes) { return hn::BitCast(F32(), lanes); }
   static HWY_INLINE B PrepareB(VI lanes) { return hn::BitCast(F32(), lanes); }
-  static HWY_INLINE Acc Start(VI) { return hn::Zero(F32()); }
+  static HWY_INLINE Acc Start() { return hn::Zero(F32()); }
   static HWY_INLINE void Step(Acc& acc, A a, B b) { acc = hn::MulAdd(a, b, acc); }
   static HWY_INLINE VF Total(Acc acc) { return acc; }
 };
 
 // int16: a pair of products per lane into int32. |a|_2 |b|_2 < 2^31 (QK, by norm_max) or 64 p_max v_max < 2^31 (PV), so
 // the total fits; sums on the way may wrap, which is harmless.
+#if HWY_TARGET == HWY_AVX3_DL
+struct DotI16 {
+  using Acc = VI;
+  using A = VI;
+  using B = VI;
+  static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
+  static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
+  static HWY_INLINE Acc Start() { return hn::Zero(I32()); }
+  static HWY_INLINE void Step(Acc& acc, A a, B b) {
+    // Assembly, because Highway 1.0.3 does not switch the VNNI intrinsics on for this target (it does check the CPU).
+    asm("vpdpwssd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
+  }
+  static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
+};
+#else
 struct DotI16 {
   struct Acc {
     HWY_INLINE Acc() {}  // written out, here and below: g++ gives implicit ones no target, and NEON refuses to inline
@@ -49,7 +67,7 @@ struct DotI16 {
   using B = VI16;
   static HWY_INLINE A PrepareA(VI lanes) { return hn::BitCast(I16(), lanes); }
   static HWY_INLINE B PrepareB(VI lanes) { return hn::BitCast(I16(), lanes); }
-  static HWY_INLINE Acc Start(VI) { return {hn::Zero(I32()), hn::Zero(I32())}; }
+  static HWY_INLINE Acc Start() { return {hn::Zero(I32()), hn::Zero(I32())}; }
   static HWY_INLINE void Step(Acc& acc, A a, B b) {
     acc.low = hn::ReorderWidenMulAccumulate(I32(), a, b, acc.low, acc.high);
   }
@@ -57,6 +75,7 @@ struct DotI16 {
     return hn::ConvertTo(F32(), hn::RearrangeToOddPlusEven(acc.low, acc.high));
   }
 };
+#endif
 
 // int8: a quad of products per lane into int32, A unsigned and B signed, as x86 wants them.
 #if HWY_TARGET == HWY_AVX3_DL
@@ -68,9 +87,9 @@ struct DotI8 {
   using B = VI;
   static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
   static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
+  static HWY_INLINE Acc Start() { return hn::Zero(I32()); }
   static HWY_INLINE Acc Start(VI start) { return start; }
   static HWY_INLINE void Step(Acc& acc, A a, B b) {
-    // Assembly, because Highway 1.0.3 does not switch the VNNI intrinsics on for this target (it does check the CPU).
     asm("vpdpbusd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
   }
   static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
@@ -86,6 +105,7 @@ struct DotI8 {
   using B = VI;
   static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
   static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
+  static HWY_INLINE Acc Start() { return hn::Zero(I32()); }
   static HWY_INLINE Acc Start(VI start) { return start; }
   static HWY_INLINE void Step(Acc& acc, A a, B b) {
 #if HWY_TARGET == HWY_AVX2
@@ -109,6 +129,7 @@ struct DotI8 {
   using B = VI;
   static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
   static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
+  static HWY_INLINE Acc Start() { return hn::Zero(I32()); }
   static HWY_INLINE Acc Start(VI start) { return start; }
   static HWY_INLINE void Step(Acc& acc, const A& a, const B& b) {
     uint8_t x[sizeof(a.raw)];
@@ -142,6 +163,7 @@ struct DotI8 {
     const VI16 bytes = hn::BitCast(I16(), lanes);
     return {hn::ShiftRight<8>(hn::ShiftLeft<8>(bytes)), hn::ShiftRight<8>(bytes)};
   }
+  static HWY_INLINE Acc Start() { return DotI16::Start(); }
   // Such that RearrangeToOddPlusEven, which adds neighbours on NEON and halves elsewhere, gives back `start`.
   static HWY_INLINE Acc Start(VI start) {
     const VI zero = hn::Zero(I32());

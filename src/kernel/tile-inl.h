@@ -1,4 +1,8 @@
 // Stage 2, written once for every precision and instruction set: QK, score rule, online softmax with PV skip, PV.
+//
+// A tile meets the rows of the query block in passes of a few row groups, and a pass goes through the phases one after
+// the other: scores of all its groups, then maxima, probabilities, products. So the tile's keys stay in the first-level
+// cache while they are used, and then its values; and what is one number per row is computed for whole vectors of rows.
 #if defined(SPARGE_SRC_KERNEL_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SPARGE_SRC_KERNEL_TILE_INL_H_
 #undef SPARGE_SRC_KERNEL_TILE_INL_H_
@@ -8,34 +12,27 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
-#include <iterator>
-#include <limits>
-#include <type_traits>
-#include <utility>
 
-#include "src/base/half.h"
 #include "src/kernel/dot-inl.h"
 #include "src/kernel/kernel.h"
+#include "src/kernel/panel-inl.h"
+#include "src/kernel/rule-inl.h"
 #include "src/kernel/softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sparge {
 namespace HWY_NAMESPACE {
 
-inline constexpr int kLanes = static_cast<int>(HWY_LANES(float));
 // Rows of a group decide on the PV skip together. Small groups skip more (kernels differ by 5-7 points between 6 and 12
 // rows), larger ones reuse a loaded key vector more often.
-inline constexpr int kGroup = 8;
-inline constexpr int kGroupPad = kGroup < kLanes ? kLanes : kGroup;
-// Register block: kRowsPerPanel x kVectorsPerPanel accumulators, plus the loaded vectors of B and one broadcast of A,
-// fit 32 registers on AVX-512 and 16 elsewhere.
-inline constexpr int kRowsPerPanel = HWY_TARGET <= HWY_AVX3 ? 8 : 4;
-inline constexpr int kVectorsPerPanel = 2;
-inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
-inline constexpr float kLog2e = 1.44269504088896340736f;
+inline constexpr int kGroup = kRowsPerPanel;
+inline constexpr int kPassGroups = 4;
+inline constexpr int kPassRows = kPassGroups * kGroup;
+inline constexpr int kMaxGroups = (kBlockQ + kGroup - 1) / kGroup;
+static_assert(kPassRows % kLanes == 0 && kPassRows <= 32);
 
 // What the precisions differ in. `kExpDegree`: see Exp2. `kMostLost`: the share of a row's weight that rounding may
 // move; about a tenth of the precision's error, and ten times what rounding moves in a tile of noise.
@@ -68,227 +65,159 @@ struct PrecisionI8 {
   static constexpr QuantGrid kGrid = kGridI8;
 };
 
-// Scores, probabilities and softmax state of one row group while it walks over the kept tiles. Arrays of kGroupPad hold
-// whole vectors: where these are longer than a group, the rows are repeated (ReduceRows) and evolve alike.
+// The rows of a pass while they meet one tile. Arrays of one number per row are whole vectors.
 template <class P>
-struct Group {
-  HWY_ALIGN float scores[kGroup * kBlockK];
-  HWY_ALIGN typename P::Probability probabilities[kGroup * kBlockK];
-  HWY_ALIGN float tile_max[kGroupPad];
-  HWY_ALIGN float tile_sum[kGroupPad];
-  HWY_ALIGN float exact_sum[kGroupPad];  // before rounding
-  HWY_ALIGN float keep[kGroupPad];       // what the old sums are multiplied by
-  HWY_ALIGN float gain[kGroupPad];       // what the tile's sums are multiplied by
-  HWY_ALIGN float m[kGroupPad];
-  HWY_ALIGN float l[kGroupPad];
-  int row;   // first row in the query block
-  int rows;  // 1..kGroup
+struct Pass {
+  HWY_ALIGN float scores[kPassRows * kBlockK];
+  HWY_ALIGN typename P::Probability probabilities[kPassRows * kBlockK];
+  HWY_ALIGN float partial_sum[kPassRows * kLanes];  // of the probabilities of a row, spread over lanes
+  HWY_ALIGN float tile_max[kPassRows];              // log2 units; fp32: what probabilities are relative to
+  HWY_ALIGN float tile_sum[kPassRows];              // of the probabilities as they are stored
+  HWY_ALIGN float keep[kPassRows];                  // what the old sums are multiplied by
+  HWY_ALIGN float gain[kPassRows];                  // what a stored probability is worth (integers only)
+  int row;                                          // first row in the query block
+  int rows;                                         // 1..kPassRows
 };
 
-// For lambdas: compiled for the target, and inlined so early that what they capture can live in registers.
-#ifndef SPARGE_INLINE
-#define SPARGE_INLINE HWY_ATTR __attribute__((always_inline))
-#endif
+// Running maximum and sum of all rows of the query block.
+struct RowSums {
+  HWY_ALIGN float m[kBlockQ + kPassRows];
+  HWY_ALIGN float l[kBlockQ + kPassRows];
+};
 
-// body(0), body(1), ... as compile-time indices: g++ keeps an array of vectors in registers only if no loop indexes it.
-template <int kCount, class Body>
-HWY_INLINE void Unroll(const Body& body) {
-  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) SPARGE_INLINE {
-    (body(std::integral_constant<int, kIndex>{}), ...);
+// Which keys the rows of a group see: some of them, all of them.
+struct GroupView {
+  Range any, all;
+};
+
+// One bit per row of a pass, and the same per group.
+HWY_INLINE uint32_t MaskBits(hn::Mask<F32> mask) {
+  uint8_t bytes[8] = {};
+  hn::StoreMaskBits(F32(), mask, bytes);
+  uint32_t bits;
+  std::memcpy(&bits, bytes, sizeof(bits));
+  return bits;
+}
+HWY_INLINE uint32_t GroupsWith(uint32_t row_bits) {
+  uint32_t groups = 0;
+  for (int g = 0; g < kPassGroups; ++g) {
+    groups |= static_cast<uint32_t>(((row_bits >> (g * kGroup)) & ((1u << kGroup) - 1)) != 0) << g;
   }
-  (std::make_integer_sequence<int, kCount>{});
+  return groups;
 }
 
-// kRows x kVectors accumulators over `steps`: acc(r, n) = start(n) + sum_s A(r, s) . B(s, n), each handed to done(r,
-// n).
-template <class Dot, int kRows, int kVectors, class Done>
-HWY_INLINE void Panel(const std::byte* a, int64_t a_bytes, const std::byte* b, int64_t b_bytes, int64_t steps,
-                      const int32_t* start, const Done& done) {
-  const I32 d;
-  typename Dot::Acc acc[kRows][kVectors];
-  Unroll<kVectors>([&](auto n) SPARGE_INLINE {
-    const VI from = start == nullptr ? hn::Zero(d) : hn::Load(d, start + n * kLanes);
-    Unroll<kRows>([&](auto r) SPARGE_INLINE { acc[r][n] = Dot::Start(from); });
-  });
-  for (int64_t s = 0; s < steps; ++s) {
-    const auto* lanes = reinterpret_cast<const int32_t*>(b + s * b_bytes);
-    typename Dot::B vectors[kVectors];
-    Unroll<kVectors>([&](auto n) SPARGE_INLINE { vectors[n] = Dot::PrepareB(hn::Load(d, lanes + n * kLanes)); });
-    Unroll<kRows>([&](auto r) SPARGE_INLINE {
-      int32_t lane;
-      std::memcpy(&lane, a + r * a_bytes + s * kLaneBytes, sizeof(lane));
-      const typename Dot::A row = Dot::PrepareA(hn::Set(d, lane));
-      Unroll<kVectors>([&](auto n) SPARGE_INLINE { Dot::Step(acc[r][n], row, vectors[n]); });
-    });
-  }
-  Unroll<kRows>([&](auto r) SPARGE_INLINE {
-    Unroll<kVectors>([&](auto n) SPARGE_INLINE { done(r, n, Dot::Total(acc[r][n])); });
-  });
-}
+// Neighbouring rows of a pass.
+struct Rows {
+  int first, count;
+};
 
-// Covers rows x lanes with panels: full ones, then single rows and single vectors for the rest.
-template <class Dot, int kVectors, class Done>
-HWY_INLINE void PanelColumn(const std::byte* a, int64_t a_bytes, int rows, const std::byte* b, int64_t b_bytes,
-                            int64_t steps, const int32_t* start, int64_t lane, const Done& done) {
-  int r0 = 0;
-  for (; r0 + kRowsPerPanel <= rows; r0 += kRowsPerPanel) {
-    Panel<Dot, kRowsPerPanel, kVectors>(a + r0 * a_bytes, a_bytes, b, b_bytes, steps, start,
-                                        [&](int r, int n, VF total)
-                                            SPARGE_INLINE { done(r0 + r, lane + n * kLanes, total); });
-  }
-  for (; r0 < rows; ++r0) {
-    Panel<Dot, 1, kVectors>(a + r0 * a_bytes, a_bytes, b, b_bytes, steps, start,
-                            [&](int, int n, VF total) SPARGE_INLINE { done(r0, lane + n * kLanes, total); });
+// body(rows) for every run of neighbouring groups among `groups`, or for every group by itself.
+template <class P, class Body>
+HWY_INLINE void ForEachRun(const Pass<P>& pass, uint32_t groups, const Body& body) {
+  while (groups != 0) {
+    const int first = std::countr_zero(groups);
+    const int end = first + std::countr_one(groups >> first);
+    body(Rows{first * kGroup, std::min(end * kGroup, pass.rows) - first * kGroup});
+    groups &= ~((uint32_t{1} << end) - 1);
   }
 }
-
-// done(row, lane, total) for all rows x lanes of A times B; `lanes` is a multiple of kLanes.
-template <class Dot, class Done>
-HWY_INLINE void Multiply(const std::byte* a, int64_t a_bytes, int rows, const std::byte* b, int64_t lanes,
-                         int64_t steps, const int32_t* start, const Done& done) {
-  const int64_t b_bytes = lanes * kLaneBytes;
-  int64_t lane = 0;
-  for (; lane + kVectorsPerPanel * kLanes <= lanes; lane += kVectorsPerPanel * kLanes) {
-    PanelColumn<Dot, kVectorsPerPanel>(a, a_bytes, rows, b + lane * kLaneBytes, b_bytes, steps,
-                                       start == nullptr ? nullptr : start + lane, lane, done);
-  }
-  for (; lane < lanes; lane += kLanes) {
-    PanelColumn<Dot, 1>(a, a_bytes, rows, b + lane * kLaneBytes, b_bytes, steps,
-                        start == nullptr ? nullptr : start + lane, lane, done);
-  }
+template <class P, class Body>
+HWY_INLINE void ForEachGroup(const Pass<P>& pass, uint32_t groups, const Body& body) {
+  for (; groups != 0; groups &= groups - 1) ForEachRun(pass, groups & -groups, body);
 }
 
-// QK: scores of the group's rows against one key block, log2 units.
+// QK: scores of rows against one key block, log2 units.
 template <class P>
-HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Group<P>& group) {
+HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<P>& pass) {
+  using Dot = typename P::Dot;
   const F32 d;
   const QueryBlock& query = args.query;
+  const int row = pass.row + rows.first;
+  float* scores = pass.scores + rows.first * kBlockK;
   const int64_t row_bytes = query.row_lanes * kLaneBytes;
-  const std::byte* keys = args.blocks.keys + block * query.row_lanes * kBlockK * kLaneBytes;
-  const std::byte* rows = query.rows + group.row * row_bytes;
+  const Operands in{query.rows + row * row_bytes, row_bytes,
+                    args.blocks.keys + block * query.row_lanes * kBlockK * kLaneBytes, kBlockK * kLaneBytes,
+                    query.row_lanes};
   if constexpr (P::kInteger) {
     const float* key_scale = args.blocks.key_scale + block * kBlockK;
-    const int32_t* start = P::kGrid.q_offset == 0 ? nullptr : args.blocks.key_start + block * kBlockK;
-    const float* factor = query.factor + group.row;
-    Multiply<typename P::Dot>(rows, row_bytes, group.rows, keys, kBlockK, query.row_lanes, start,
-                              [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
-                                const VF scaled = hn::Mul(dot, hn::Load(d, key_scale + lane));
-                                hn::Store(hn::Mul(scaled, hn::Set(d, factor[r])), d, group.scores + r * kBlockK + lane);
-                              });
+    [[maybe_unused]] const int32_t* key_start = args.blocks.key_start + block * kBlockK;
+    const float* factor = query.factor + row;
+    Multiply<Dot>(
+        in, rows.count, kBlockK,
+        [&](int, int64_t lane) SPARGE_INLINE {
+          if constexpr (P::kGrid.q_offset != 0) {
+            return Dot::Start(hn::Load(I32(), key_start + lane));
+          } else {
+            return Dot::Start();
+          }
+        },
+        [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
+          const VF scaled = hn::Mul(dot, hn::Load(d, key_scale + lane));
+          hn::Store(hn::Mul(scaled, hn::Set(d, factor[r])), d, scores + r * kBlockK + lane);
+        });
   } else {
-    Multiply<typename P::Dot>(rows, row_bytes, group.rows, keys, kBlockK, query.row_lanes, nullptr,
-                              [&](int r, int64_t lane, VF dot)
-                                  SPARGE_INLINE { hn::Store(dot, d, group.scores + r * kBlockK + lane); });
+    Multiply<Dot>(
+        in, rows.count, kBlockK, [&](int, int64_t) SPARGE_INLINE { return Dot::Start(); },
+        [&](int r, int64_t lane, VF dot) SPARGE_INLINE { hn::Store(dot, d, scores + r * kBlockK + lane); });
   }
 }
 
-// A mask element in log2 units. The lowest float, which many programs use for "hidden", must stay finite: it hides only
-// beside others that are larger.
-HWY_INLINE float MaskInLog2(float mask) {
-  constexpr float kMost = std::numeric_limits<float>::max();
-  const float scaled = mask * kLog2e;
-  return std::isinf(scaled) && !std::isinf(mask) ? std::copysign(kMost, mask) : scaled;
-}
-
-// The mask's part of one row, log2 units: bias[j] for the keys [begin, end) of a tile. Reads no other mask element.
-HWY_INLINE void MaskBias(const ScoreRule& rule, int64_t row, int64_t key, Range keys, float* bias) {
-  const int64_t at = row * rule.mask_stride + key;
-  for (int64_t j = keys.begin; j < keys.end; ++j) {
-    switch (rule.mask_type) {
-      case SPARGE_MASK_BOOL:
-        bias[j] = static_cast<const uint8_t*>(rule.mask)[at + j] != 0 ? 0.0f : kMinusInf;
-        break;
-      case SPARGE_MASK_ADD_F32:
-        bias[j] = MaskInLog2(static_cast<const float*>(rule.mask)[at + j]);
-        break;
-      case SPARGE_MASK_ADD_F16:
-        bias[j] = MaskInLog2(FloatFromF16(static_cast<const uint16_t*>(rule.mask)[at + j]));
-        break;
-      case SPARGE_MASK_NONE:
-        break;
+// Row maxima of the tile; -inf for rows of groups that do not see it.
+template <class P>
+HWY_INLINE void TileMaxima(uint32_t active, Pass<P>& pass) {
+  const F32 d;
+  for (int first = 0; first < pass.rows; first += kLanes) {
+    VF tops[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const int r = first + i;
+      tops[i] = hn::Set(d, kMinusInf);
+      if (r >= pass.rows || ((active >> (r / kGroup)) & 1) == 0) continue;
+      const float* scores = pass.scores + r * kBlockK;
+      for (int j = 0; j < kBlockK; j += kLanes) tops[i] = hn::Max(tops[i], hn::Load(d, scores + j));
     }
+    hn::Store(ReduceEach(tops, [](VF a, VF b) HWY_ATTR { return hn::Max(a, b); }), d, pass.tile_max + first);
   }
 }
 
-// Softcap, slope, mask and visibility of one row of a tile, in this order. `use_mask`: this tile needs the mask.
-HWY_INLINE void ApplyRule(const KernelArgs& args, int64_t row, int64_t block, bool use_mask, float* scores) {
-  const F32 d;
-  const ScoreRule& rule = args.rule;
-  const int64_t key = block * kBlockK;
-  const Range all = rule.visible.KeysOf(args.query.first + row);
-  const Range keys{std::clamp<int64_t>(all.begin - key, 0, kBlockK), std::clamp<int64_t>(all.end - key, 0, kBlockK)};
-  HWY_ALIGN float bias[kBlockK] = {};
-  if (use_mask) MaskBias(rule, row, key, keys, bias);
-  const VF cap = hn::Set(d, rule.softcap);
-  const VF inverse_cap = hn::Set(d, rule.softcap > 0 ? 1.0f / rule.softcap : 0.0f);
-  const VF shift = hn::Set(d, args.query.shift[row]);
-  // |row + offset - key| as a float: exact below 2^24, and beyond that the slope has long made the score negligible.
-  const VF distance = hn::Set(d, static_cast<float>(args.query.first + row + rule.visible.offset - key));
-  for (int j = 0; j < kBlockK; j += kLanes) {
-    const VF index = hn::Iota(d, static_cast<float>(j));
-    VF s = hn::Load(d, scores + j);
-    if (rule.softcap > 0) s = hn::Mul(cap, Tanh(hn::Mul(hn::Add(s, shift), inverse_cap)));
-    if (rule.slope != 0) s = hn::NegMulAdd(hn::Set(d, rule.slope), hn::Abs(hn::Sub(distance, index)), s);
-    s = hn::Add(s, hn::Load(d, bias + j));
-    const auto visible = hn::And(hn::Ge(index, hn::Set(d, static_cast<float>(keys.begin))),
-                                 hn::Lt(index, hn::Set(d, static_cast<float>(keys.end))));
-    hn::Store(hn::IfThenElse(visible, s, hn::Set(d, kMinusInf)), d, scores + j);
-  }
-}
+// What the tile means to the groups of a pass: `seen` has a score that counts, `matters` one that can still matter.
+struct Judged {
+  uint32_t seen, matters;
+};
 
-// A row that sees a key or value that is not finite becomes NaN; rows that do not see it stay as they are.
-HWY_INLINE void ApplyPoison(uint64_t poison, const float* scores, float& l) {
-  for (; poison != 0; poison &= poison - 1) {
-    if (scores[std::countr_zero(poison)] > kMinusInf) l = std::numeric_limits<float>::quiet_NaN();
-  }
-}
-
-// What a tile means to a row group: no score that counts (hidden), none that can still matter (skipped), or work.
-enum class Tile { kHidden, kSkipped, kComputed };
-
-// Row maxima of the tile, and the softmax-aware skip: work iff some row's maximum is above its running one - skip.
+// The softmax-aware skip: a group has work iff some row's tile maximum is above its running one - skip.
 template <class P>
-HWY_INLINE Tile JudgeTile(Group<P>& group, float skip) {
+HWY_INLINE Judged JudgeTile(const Pass<P>& pass, const float* m, float skip) {
   const F32 d;
-  VF tops[kGroup];
-  for (int r = 0; r < kGroup; ++r) {
-    tops[r] = hn::Set(d, kMinusInf);
-    if (r >= group.rows) continue;
-    const float* scores = group.scores + r * kBlockK;
-    for (int j = 0; j < kBlockK; j += kLanes) tops[r] = hn::Max(tops[r], hn::Load(d, scores + j));
+  uint32_t seen = 0, matters = 0;
+  for (int r = 0; r < pass.rows; r += kLanes) {
+    const VF tile = hn::Load(d, pass.tile_max + r);
+    const VF bar = hn::Sub(hn::Load(d, m + r), hn::Set(d, skip));
+    seen |= MaskBits(hn::Gt(tile, hn::Set(d, kMinusInf))) << r;
+    matters |= MaskBits(hn::Gt(tile, bar)) << r;
   }
-  ReduceRows(
-      tops, [](VF a, VF b) HWY_ATTR { return hn::Max(a, b); }, group.tile_max);
-  bool seen = false;
-  bool matters = false;
-  for (int r = 0; r < kGroupPad; r += kLanes) {
-    const VF tile = hn::Load(d, group.tile_max + r);
-    const VF bar = hn::Sub(hn::Load(d, group.m + r), hn::Set(d, skip));
-    seen |= !hn::AllFalse(d, hn::Gt(tile, hn::Set(d, kMinusInf)));
-    matters |= !hn::AllFalse(d, hn::Gt(tile, bar));
-  }
-  return matters ? Tile::kComputed : seen ? Tile::kSkipped : Tile::kHidden;
+  return {GroupsWith(seen), GroupsWith(matters)};
 }
 
-// Moves the running maximum over the tile: new m, and the factors for the old and the new sums.
+// Moves the running maxima over the tile: new m, and the factors for the old and the new sums. Rows that skip the tile
+// or do not see it stay: their tile maximum is not above the running one.
 template <class P>
-HWY_INLINE void MoveMaximum(Group<P>& group) {
+HWY_INLINE void MoveMaxima(Pass<P>& pass, float* m) {
   const F32 d;
   const VF minus_inf = hn::Set(d, kMinusInf);
-  for (int r = 0; r < kGroupPad; r += kLanes) {
-    const VF old = hn::Load(d, group.m + r);
-    const VF tile = hn::Load(d, group.tile_max + r);
+  for (int r = 0; r < pass.rows; r += kLanes) {
+    const VF old = hn::Load(d, m + r);
+    const VF tile = hn::Load(d, pass.tile_max + r);
     const VF now = hn::Max(old, tile);
     // Where nothing was seen yet, -inf - (-inf) would be NaN; 2^(-inf - 0) is the 0 that is meant.
     const VF base = hn::IfThenZeroElse(hn::Eq(now, minus_inf), now);
-    hn::Store(now, d, group.m + r);
-    hn::Store(Exp2<5>(hn::Sub(old, base)), d, group.keep + r);
+    hn::Store(now, d, m + r);
+    hn::Store(hn::IfThenElse(hn::Eq(old, now), hn::Set(d, 1.0f), Exp2<5>(hn::Sub(old, base))), d, pass.keep + r);
     if constexpr (P::kInteger) {
       // Probabilities are rounded against the tile's own maximum, so that a tile below the running one keeps its bits.
-      hn::Store(hn::Mul(Exp2<5>(hn::Sub(tile, base)), hn::Set(d, 1.0f / P::kGrid.p_max)), d, group.gain + r);
-      hn::Store(hn::IfThenZeroElse(hn::Eq(tile, minus_inf), tile), d, group.tile_max + r);
+      hn::Store(hn::Mul(Exp2<5>(hn::Sub(tile, base)), hn::Set(d, 1.0f / P::kGrid.p_max)), d, pass.gain + r);
+      hn::Store(hn::IfThenZeroElse(hn::Eq(tile, minus_inf), tile), d, pass.tile_max + r);
     } else {
-      hn::Store(base, d, group.tile_max + r);
+      hn::Store(base, d, pass.tile_max + r);
     }
   }
 }
@@ -297,194 +226,286 @@ HWY_INLINE void MoveMaximum(Group<P>& group) {
 // that suits them takes the rest to zero, and all the rest together may matter: then large and small ones get a step
 // each.
 enum class Part { kAll, kLarge, kSmall };
-inline constexpr float kSmallBelow = 1.0f / 64;  // of the row's maximum in the tile
+inline constexpr float kLog2Small = -6;  // small: below this, relative to the row's maximum in the tile
+inline constexpr float kSmallBelow = 1.0f / 64;
+inline constexpr float Log2Of(int p_max) { return p_max == 255 ? 7.99435344f : p_max == 127 ? 6.98868469f : 12.99982387f; }
 
-// One vector of probabilities in steps of 1 / p_max (kSmall: finer), before rounding.
+// What the scores of a row are relative to: 2^(score - base) is the probability in steps (kSmall: in finer ones).
 template <class P, Part kPart>
-HWY_INLINE VF StepsOf(VF score_below_max) {
+HWY_INLINE VF BaseOf(const Pass<P>& pass, int r) {
   const F32 d;
-  constexpr float kSteps = kPart == Part::kSmall ? P::kGrid.p_max / kSmallBelow : P::kGrid.p_max;
-  VF p = hn::Mul(Exp2Bounded<P::kExpDegree>(score_below_max), hn::Set(d, kSteps));
-  const VF border = hn::Set(d, kSteps * kSmallBelow);
-  if constexpr (kPart == Part::kLarge) p = hn::IfThenElseZero(hn::Ge(p, border), p);
-  if constexpr (kPart == Part::kSmall) p = hn::IfThenElseZero(hn::Lt(p, border), p);
+  if constexpr (!P::kInteger) return hn::Set(d, pass.tile_max[r]);
+  constexpr float kLog2Steps = Log2Of(P::kGrid.p_max) - (kPart == Part::kSmall ? kLog2Small : 0.0f);
+  return hn::Set(d, pass.tile_max[r] - kLog2Steps);
+}
+
+// One vector of probabilities in steps, before rounding.
+template <class P, Part kPart>
+HWY_INLINE VF StepsOf(VF score, VF base) {
+  const F32 d;
+  const VF p = Exp2Coarse<P::kExpDegree>(hn::Sub(score, base));
+  // The border in steps; kSmall counts in steps 64 times as fine.
+  const VF border = hn::Set(d, static_cast<float>(P::kGrid.p_max) * (kPart == Part::kSmall ? 1.0f : kSmallBelow));
+  if constexpr (kPart == Part::kLarge) return hn::IfThenElseZero(hn::Ge(p, border), p);
+  if constexpr (kPart == Part::kSmall) return hn::IfThenElseZero(hn::Lt(p, border), p);
   return p;
 }
 
-// Probabilities of the tile relative to tile_max, and their row sums. The sum is that of the rounded numbers, so that
-// what rounding adds to all of them alike cancels in o / l.
+// Probabilities of rows relative to tile_max, and their row sums spread over lanes. The sum is that of the rounded
+// numbers, so that what rounding adds to all of them alike cancels in o / l.
 template <class P, Part kPart = Part::kAll>
-HWY_NOINLINE void Probabilities(Group<P>& group) {
+HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
   const F32 d;
-  VF sums[kGroup], exact[kGroup];
-  for (int r = 0; r < kGroup; ++r) {
-    sums[r] = exact[r] = hn::Zero(d);
-    if (r >= group.rows) continue;
-    const float* scores = group.scores + r * kBlockK;
-    auto* out = group.probabilities + r * kBlockK;
-    const VF base = hn::Set(d, group.tile_max[r]);
+  for (int r = rows.first; r < rows.first + rows.count; ++r) {
+    const float* scores = pass.scores + r * kBlockK;
+    auto* out = pass.probabilities + r * kBlockK;
+    const VF base = BaseOf<P, kPart>(pass, r);
+    VF sum;
     if constexpr (P::kInteger) {
-      const hn::Rebind<typename P::Probability, F32> narrow;
-      VI sum = hn::Zero(I32());
-      for (int j = 0; j < kBlockK; j += kLanes) {
-        const VF p = StepsOf<P, kPart>(hn::Sub(hn::Load(d, scores + j), base));
-        const VI n = hn::NearestInt(p);
-        hn::Store(hn::DemoteTo(narrow, n), narrow, out + j);
-        sum = hn::Add(sum, n);
-        exact[r] = hn::Add(exact[r], p);
+      using Dot = typename P::Dot;
+      VI n[kTileVectors];
+      for (int i = 0; i < kTileVectors; ++i) {
+        n[i] = hn::NearestInt(StepsOf<P, kPart>(hn::Load(d, scores + i * kLanes), base));
       }
-      sums[r] = hn::ConvertTo(d, sum);
+      StoreNarrow(n, out);
+      // The sum is a dot product with ones.
+      constexpr int kPer = PerLane(P::kPrecision);
+      const auto ones = Dot::PrepareB(hn::Set(I32(), kPer == 4 ? 0x01010101 : 0x00010001));
+      auto acc = Dot::Start();
+      for (int j = 0; j < kBlockK; j += kLanes * kPer) {
+        Dot::Step(acc, Dot::PrepareA(hn::Load(I32(), reinterpret_cast<const int32_t*>(out + j))), ones);
+      }
+      sum = Dot::Total(acc);
     } else {
+      sum = hn::Zero(d);
       for (int j = 0; j < kBlockK; j += kLanes) {
         const VF p = Exp2<P::kExpDegree>(hn::Sub(hn::Load(d, scores + j), base));
         hn::Store(p, d, out + j);
-        sums[r] = hn::Add(sums[r], p);
+        sum = hn::Add(sum, p);
       }
     }
+    hn::Store(sum, d, pass.partial_sum + r * kLanes);
   }
-  const auto add = [](VF a, VF b) HWY_ATTR { return hn::Add(a, b); };
-  if constexpr (kPart == Part::kSmall) {
-    HWY_ALIGN float small[kGroupPad];
-    ReduceRows(sums, add, small);
-    for (int r = 0; r < kGroupPad; ++r) group.tile_sum[r] += small[r] * kSmallBelow;
-  } else {
-    ReduceRows(sums, add, group.tile_sum);
-  }
-  if constexpr (kPart == Part::kAll && P::kInteger) ReduceRows(exact, add, group.exact_sum);
 }
 
-// True iff rounding changed the weight of the tile by more than kMostLost of a row's weight so far.
+// Row sums of the probabilities of the groups; 0 for the others.
 template <class P>
-HWY_INLINE bool LosesWeight(const Group<P>& group) {
+HWY_INLINE void TileSums(uint32_t groups, Pass<P>& pass) {
   const F32 d;
-  bool loses = false;
-  for (int r = 0; r < kGroupPad; r += kLanes) {
-    const VF gain = hn::Load(d, group.gain + r);
-    const VF exact = hn::Load(d, group.exact_sum + r);
-    const VF lost = hn::Mul(hn::AbsDiff(exact, hn::Load(d, group.tile_sum + r)), gain);
-    const VF weight = hn::MulAdd(hn::Load(d, group.l + r), hn::Load(d, group.keep + r), hn::Mul(exact, gain));
-    loses |= !hn::AllFalse(d, hn::Gt(lost, hn::Mul(weight, hn::Set(d, P::kMostLost))));
+  for (int first = 0; first < pass.rows; first += kLanes) {
+    VF sums[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const int r = first + i;
+      const bool has = r < pass.rows && ((groups >> (r / kGroup)) & 1) != 0;
+      sums[i] = has ? hn::Load(d, pass.partial_sum + r * kLanes) : hn::Zero(d);
+    }
+    hn::Store(ReduceEach(sums, [](VF a, VF b) HWY_ATTR { return hn::Add(a, b); }), d, pass.tile_sum + first);
   }
-  return loses;
 }
 
-// o = o * keep + (probabilities . values) * value_scale * gain * fraction; fp32 has neither scale nor gain.
+// Groups in which rounding may have changed the weight of the tile by more than kMostLost of a row's weight so far:
+// it changes each probability by at most half a step.
 template <class P>
-HWY_NOINLINE void AddProducts(const KernelArgs& args, int64_t block, const std::byte* all_values, const float* keep,
-                              float fraction, Group<P>& group) {
+HWY_INLINE uint32_t MayLoseWeight(const Pass<P>& pass, const float* l) {
   const F32 d;
-  const int64_t channels = args.blocks.channels;
-  constexpr int kSteps = kBlockK / PerLane(P::kPrecision);
-  const std::byte* values = all_values + block * kSteps * channels * kLaneBytes;
-  float* o = args.state.o + group.row * channels;
-  const float* value_scale = P::kInteger ? args.blocks.value_scale + block * channels : nullptr;
-  Multiply<typename P::Dot>(reinterpret_cast<const std::byte*>(group.probabilities),
-                            kBlockK * static_cast<int64_t>(sizeof(typename P::Probability)), group.rows, values,
-                            channels, kSteps, nullptr, [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
-                              float* at = o + r * channels + lane;
-                              VF tile = dot;
-                              if constexpr (P::kInteger) {
-                                const VF scale = hn::Load(d, value_scale + lane);
-                                tile = hn::Mul(tile, hn::Mul(scale, hn::Set(d, group.gain[r] * fraction)));
-                              }
-                              hn::Store(hn::MulAdd(hn::Load(d, at), hn::Set(d, keep[r]), tile), d, at);
-                            });
+  uint32_t rows = 0;
+  for (int r = 0; r < pass.rows; r += kLanes) {
+    const VF gain = hn::Load(d, pass.gain + r);
+    const VF most = hn::Mul(gain, hn::Set(d, 0.5f * kBlockK));
+    const VF tile = hn::MulSub(hn::Load(d, pass.tile_sum + r), gain, most);
+    const VF weight = hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r), tile);
+    rows |= MaskBits(hn::Gt(most, hn::Mul(weight, hn::Set(d, P::kMostLost)))) << r;
+  }
+  return GroupsWith(rows);
+}
+
+// True iff it really did in some of the rows.
+template <class P>
+HWY_NOINLINE bool LosesWeight(const Pass<P>& pass, Rows rows, const float* l) {
+  const F32 d;
+  for (int r = rows.first; r < rows.first + rows.count; ++r) {
+    const VF base = BaseOf<P, Part::kAll>(pass, r);
+    VF sum = hn::Zero(d);
+    for (int j = 0; j < kBlockK; j += kLanes) {
+      sum = hn::Add(sum, StepsOf<P, Part::kAll>(hn::Load(d, pass.scores + r * kBlockK + j), base));
+    }
+    const float exact = hn::GetLane(hn::SumOfLanes(d, sum));
+    const float weight = l[r] * pass.keep[r] + exact * pass.gain[r];
+    if (std::abs(exact - pass.tile_sum[r]) * pass.gain[r] > P::kMostLost * weight) return true;
+  }
+  return false;
 }
 
 // True iff some row has its weight on few keys of this tile: then what rounding took from their values does not average
 // out. The tile must matter (its maximum within 2^-4 of the running one) and its weights sum to less than 8 maxima.
 template <class P>
-HWY_INLINE bool HasPeak(const Group<P>& group) {
+HWY_INLINE bool HasPeak(const Pass<P>& pass, Rows rows) {
   constexpr float kMax = P::kGrid.p_max;
   bool peak = false;
-  for (int r = 0; r < group.rows; ++r) peak |= group.gain[r] * kMax > 0x1p-4f && group.tile_sum[r] < 8 * kMax;
+  for (int r = rows.first; r < rows.first + rows.count; ++r) {
+    peak |= pass.gain[r] * kMax > 0x1p-4f && pass.tile_sum[r] < 8 * kMax;
+  }
   return peak;
 }
 
-// Probabilities, then l and o over the tile: old * keep + tile * gain.
+// o *= keep, which is 1 for most rows of most tiles.
 template <class P>
-HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, Group<P>& group) {
-  const KeyValueBlocks& blocks = args.blocks;
-  Probabilities<P>(group);
-  [[maybe_unused]] constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1};
-  static_assert(std::size(kOnes) == kGroup);
-  [[maybe_unused]] bool split = false;
-  if constexpr (P::kInteger) {
-    split = LosesWeight(group);
-    if (split) Probabilities<P, Part::kLarge>(group);
-  }
-  AddProducts(args, block, blocks.values, group.keep, 1.0f, group);
-  if constexpr (P::kInteger) {
-    const FineValues fine = blocks.fine[block];
-    if (fine == FineValues::kAlways || (fine == FineValues::kForPeaks && HasPeak(group))) {
-      AddProducts(args, block, blocks.fine_values, kOnes, 0.5f / P::kGrid.v_max, group);
-    }
-    if (split) {
-      Probabilities<P, Part::kSmall>(group);
-      AddProducts(args, block, blocks.values, kOnes, kSmallBelow, group);
-    }
-  }
+HWY_INLINE void Rescale(const KernelArgs& args, Rows rows, const Pass<P>& pass) {
   const F32 d;
-  for (int r = 0; r < kGroupPad; r += kLanes) {
-    VF tile = hn::Load(d, group.tile_sum + r);
-    if constexpr (P::kInteger) tile = hn::Mul(tile, hn::Load(d, group.gain + r));
-    hn::Store(hn::MulAdd(hn::Load(d, group.l + r), hn::Load(d, group.keep + r), tile), d, group.l + r);
+  const int64_t channels = args.blocks.channels;
+  for (int r = rows.first; r < rows.first + rows.count; ++r) {
+    if (pass.keep[r] == 1.0f) continue;
+    const VF keep = hn::Set(d, pass.keep[r]);
+    float* o = args.state.o + (pass.row + r) * channels;
+    for (int64_t c = 0; c < channels; c += kLanes) hn::Store(hn::Mul(hn::Load(d, o + c), keep), d, o + c);
   }
 }
 
-// One row group over all kept tiles. Returns the number of tiles whose PV it skipped.
+// o += (probabilities . values) * value_scale * gain * fraction; fp32 has neither scale nor gain.
 template <class P>
-HWY_INLINE int64_t AttendGroup(const KernelArgs& args, Group<P>& group) {
-  const ScoreRule& rule = args.rule;
-  const int64_t first = args.query.first + group.row;
-  const int64_t last = first + group.rows - 1;
-  const Range any = rule.visible.KeysOfAny(first, last);
-  const Range all = rule.visible.KeysOfAll(first, last);
-  const bool special = rule.softcap > 0 || rule.slope != 0;
-  int64_t skipped = 0;
-  for (int64_t i = 0; i < args.kept_count; ++i) {
-    const int64_t block = args.kept[i];
-    const Range keys{block * kBlockK, (block + 1) * kBlockK};
-    if (!Overlaps(any, keys)) continue;  // hidden from this group, though not from the whole query block
-    const bool use_mask = args.masked_tiles != nullptr && ((args.masked_tiles[block / 64] >> (block % 64)) & 1) != 0;
-    const bool inside = all.begin <= keys.begin && keys.end <= all.end;
-    Scores<P>(args, block, group);
-    const uint64_t poison = args.blocks.poison[block];
-    if (special || use_mask || !inside) {
-      for (int r = 0; r < group.rows; ++r) {
-        ApplyRule(args, group.row + r, block, use_mask, group.scores + r * kBlockK);
-      }
-    }
-    if (poison != 0) {
-      for (int r = 0; r < group.rows; ++r) ApplyPoison(poison, group.scores + r * kBlockK, group.l[r]);
-    }
-    const Tile tile = JudgeTile(group, args.skip);
-    skipped += tile == Tile::kSkipped;
-    if (tile != Tile::kComputed) continue;
-    MoveMaximum(group);
-    Accumulate(args, block, group);
+HWY_NOINLINE void AddProducts(const KernelArgs& args, int64_t block, const std::byte* all_values, float fraction,
+                              Rows rows, const Pass<P>& pass) {
+  using Dot = typename P::Dot;
+  const F32 d;
+  const int64_t channels = args.blocks.channels;
+  constexpr int kSteps = kBlockK / PerLane(P::kPrecision);
+  constexpr int64_t kRowBytes = kBlockK * static_cast<int64_t>(sizeof(typename P::Probability));
+  const Operands in{reinterpret_cast<const std::byte*>(pass.probabilities) + rows.first * kRowBytes, kRowBytes,
+                    all_values + block * kSteps * channels * kLaneBytes, channels * kLaneBytes, kSteps};
+  float* o = args.state.o + (pass.row + rows.first) * channels;
+  if constexpr (P::kInteger) {
+    const float* value_scale = args.blocks.value_scale + block * channels;
+    const float* gain = pass.gain + rows.first;
+    Multiply<Dot>(
+        in, rows.count, channels, [&](int, int64_t) SPARGE_INLINE { return Dot::Start(); },
+        [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
+          float* at = o + r * channels + lane;
+          const VF scale = hn::Mul(hn::Load(d, value_scale + lane), hn::Set(d, gain[r] * fraction));
+          hn::Store(hn::MulAdd(dot, scale, hn::Load(d, at)), d, at);
+        });
+  } else {
+    Multiply<Dot>(
+        in, rows.count, channels,
+        [&](int r, int64_t lane) SPARGE_INLINE { return hn::Load(d, o + r * channels + lane); },
+        [&](int r, int64_t lane, VF sum) SPARGE_INLINE { hn::Store(sum, d, o + r * channels + lane); });
   }
-  return skipped;
+}
+
+// A tile in two parts, large and small probabilities each in steps of their own.
+template <class P>
+HWY_NOINLINE void AddInParts(const KernelArgs& args, int64_t block, Rows rows, Pass<P>& pass) {
+  const F32 d;
+  const auto row_sum = [&](int r) HWY_ATTR {
+    return hn::GetLane(hn::SumOfLanes(d, hn::Load(d, pass.partial_sum + r * kLanes)));
+  };
+  Probabilities<P, Part::kLarge>(rows, pass);
+  for (int r = rows.first; r < rows.first + rows.count; ++r) pass.tile_sum[r] = row_sum(r);
+  AddProducts(args, block, args.blocks.values, 1.0f, rows, pass);
+  if (args.blocks.fine[block] != FineValues::kNever) {
+    AddProducts(args, block, args.blocks.fine_values, 0.5f / P::kGrid.v_max, rows, pass);
+  }
+  Probabilities<P, Part::kSmall>(rows, pass);
+  for (int r = rows.first; r < rows.first + rows.count; ++r) pass.tile_sum[r] += row_sum(r) * kSmallBelow;
+  AddProducts(args, block, args.blocks.values, kSmallBelow, rows, pass);
+}
+
+// The second half of the values' bits, and tiles in two parts, for the groups that need it. Returns the groups that are
+// done with.
+template <class P>
+HWY_INLINE uint32_t AddWhatRoundingLoses(const KernelArgs& args, int64_t block, uint32_t groups, Pass<P>& pass,
+                                         const float* l) {
+  uint32_t done = 0;
+  const uint32_t doubtful = groups & MayLoseWeight(pass, l);
+  ForEachGroup(pass, doubtful, [&](Rows rows) HWY_ATTR {
+    if (!LosesWeight(pass, rows, l)) return;
+    AddInParts(args, block, rows, pass);
+    done |= 1u << (rows.first / kGroup);
+  });
+  const FineValues fine = args.blocks.fine[block];
+  if (fine == FineValues::kNever) return done;
+  ForEachGroup(pass, groups & ~done, [&](Rows rows) HWY_ATTR {
+    if (fine == FineValues::kForPeaks && !HasPeak(pass, rows)) return;
+    AddProducts(args, block, args.blocks.fine_values, 0.5f / P::kGrid.v_max, rows, pass);
+  });
+  return done;
+}
+
+// Probabilities, then o and l over the tile: old * keep + tile * gain.
+template <class P>
+HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, uint32_t groups, Pass<P>& pass, float* l) {
+  ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR {
+    Probabilities<P>(rows, pass);
+    Rescale(args, rows, pass);
+  });
+  TileSums(groups, pass);
+  uint32_t done = 0;
+  if constexpr (P::kInteger) done = AddWhatRoundingLoses(args, block, groups, pass, l);
+  ForEachRun(pass, groups & ~done,
+             [&](Rows rows) HWY_ATTR { AddProducts(args, block, args.blocks.values, 1.0f, rows, pass); });
+  const F32 d;
+  for (int r = 0; r < pass.rows; r += kLanes) {
+    VF tile = hn::Load(d, pass.tile_sum + r);
+    if constexpr (P::kInteger) tile = hn::Mul(tile, hn::Load(d, pass.gain + r));
+    hn::Store(hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r), tile), d, l + r);
+  }
+}
+
+// Scores of the groups that see the tile, with all that the rule does to them. Returns these groups.
+template <class P>
+HWY_INLINE uint32_t ScorePass(const KernelArgs& args, int64_t block, const GroupView* views, Pass<P>& pass, float* l) {
+  const ScoreRule& rule = args.rule;
+  const Range keys{block * kBlockK, (block + 1) * kBlockK};
+  const bool use_mask = args.masked_tiles != nullptr && ((args.masked_tiles[block / 64] >> (block % 64)) & 1) != 0;
+  const bool special = use_mask || rule.softcap > 0 || rule.slope != 0;
+  const uint64_t poison = args.blocks.poison[block];
+  uint32_t active = 0, inside = 0;
+  for (int g = 0; g * kGroup < pass.rows; ++g) {
+    active |= static_cast<uint32_t>(Overlaps(views[g].any, keys)) << g;
+    inside |= static_cast<uint32_t>(views[g].all.begin <= keys.begin && keys.end <= views[g].all.end) << g;
+  }
+  ForEachRun(pass, active, [&](Rows rows) HWY_ATTR { Scores(args, block, rows, pass); });
+  ForEachRun(pass, special ? active : active & ~inside, [&](Rows rows) HWY_ATTR {
+    for (int r = rows.first; r < rows.first + rows.count; ++r) {
+      ApplyRule(args, pass.row + r, block, use_mask, pass.scores + r * kBlockK);
+    }
+  });
+  ForEachRun(pass, poison != 0 ? active : 0, [&](Rows rows) HWY_ATTR {
+    for (int r = rows.first; r < rows.first + rows.count; ++r) ApplyPoison(poison, pass.scores + r * kBlockK, l[r]);
+  });
+  return active;
 }
 
 template <class P>
 int64_t Attend(const KernelArgs& args) {
-  Group<P> group;
+  Pass<P> pass;
+  RowSums sums;
+  GroupView views[kMaxGroups];
+  const int count = args.query.count;
+  for (int g = 0; g * kGroup < count; ++g) {
+    const int64_t first = args.query.first + g * kGroup;
+    const int64_t last = args.query.first + std::min((g + 1) * kGroup, count) - 1;
+    views[g] = {args.rule.visible.KeysOfAny(first, last), args.rule.visible.KeysOfAll(first, last)};
+  }
+  std::fill_n(sums.m, kBlockQ + kPassRows, kMinusInf);
+  std::fill_n(sums.l, kBlockQ + kPassRows, 0.0f);
+  std::memset(args.state.o, 0, sizeof(float) * static_cast<size_t>(count * args.blocks.channels));
   int64_t skipped = 0;
-  std::memset(args.state.o, 0, sizeof(float) * static_cast<size_t>(args.query.count * args.blocks.channels));
-  for (int row = 0; row < args.query.count; row += kGroup) {
-    group.row = row;
-    group.rows = std::min(kGroup, args.query.count - row);
-    for (int r = 0; r < kGroupPad; ++r) {
-      group.m[r] = group.tile_max[r] = kMinusInf;
-      group.l[r] = 0;
-    }
-    skipped += AttendGroup(args, group);
-    for (int r = 0; r < group.rows; ++r) {
-      args.state.m[row + r] = group.m[r];
-      args.state.l[row + r] = group.l[r];
+  for (int64_t i = 0; i < args.kept_count; ++i) {
+    for (int row = 0; row < count; row += kPassRows) {
+      pass.row = row;
+      pass.rows = std::min(kPassRows, count - row);
+      const uint32_t active = ScorePass(args, args.kept[i], views + row / kGroup, pass, sums.l + row);
+      if (active == 0) continue;
+      TileMaxima(active, pass);
+      const Judged judged = JudgeTile(pass, sums.m + row, args.skip);
+      skipped += std::popcount(judged.seen & ~judged.matters);
+      if (judged.matters == 0) continue;
+      MoveMaxima(pass, sums.m + row);
+      Accumulate(args, args.kept[i], judged.matters, pass, sums.l + row);
     }
   }
+  std::copy_n(sums.m, count, args.state.m);
+  std::copy_n(sums.l, count, args.state.l);
   return skipped;
 }
 
