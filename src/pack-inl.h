@@ -9,33 +9,30 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "src/base/half.h"
+#include "src/base/vector-inl.h"
 #include "src/pack_ops.h"
 #include "src/rotate-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sparge {
 namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-using F32 = hn::ScalableTag<float>;
-using I32 = hn::ScalableTag<int32_t>;
-using VF = hn::Vec<F32>;
-using VI = hn::Vec<I32>;
-inline constexpr int64_t kLanes = static_cast<int64_t>(HWY_LANES(float));
+// Magnitudes are compared as bits: the same order, and what is not finite is above all else.
+inline constexpr int32_t kInfinityBits = 0x7F800000;
+HWY_INLINE VI MagnitudeBits(VF x) { return hn::BitCast(I32(), hn::Abs(x)); }
 
 // One token as floats, zero-padded to `pad`.
-HWY_INLINE void LoadToken(const TokenRows& rows, int64_t token, int64_t pad, float* out) {
+HWY_INLINE void LoadToken(const TokenRows& rows, const std::byte* from, int64_t pad, float* out) {
   const F32 d;
-  const std::byte* from = rows.data + token * rows.token_stride * static_cast<int64_t>(DtypeBytes(rows.dtype));
   int64_t i = 0;
   if (rows.dtype == SPARGE_F32) {
-    std::memcpy(out, from, sizeof(float) * static_cast<size_t>(rows.dim));
-    i = rows.dim;
+    const auto* floats = reinterpret_cast<const float*>(from);
+    for (; i + kLanes <= rows.dim; i += kLanes) hn::Store(hn::LoadU(d, floats + i), d, out + i);
   } else if (rows.dtype == SPARGE_F16) {
     const hn::Rebind<hwy::float16_t, F32> half;
     for (; i + kLanes <= rows.dim; i += kLanes) {
@@ -51,35 +48,20 @@ HWY_INLINE void LoadToken(const TokenRows& rows, int64_t token, int64_t pad, flo
   std::fill(out + rows.dim, out + pad, 0.0f);
 }
 
-// Largest magnitude of a padded row; negative if an element is not finite (x * 0 is NaN then).
-HWY_INLINE float MaxAbs(const float* row, int64_t pad) {
-  const F32 d;
-  VF top = hn::Zero(d);
-  VF zero = hn::Zero(d);
-  for (int64_t i = 0; i < pad; i += kLanes) {
-    const VF x = hn::Load(d, row + i);
-    top = hn::Max(top, hn::Abs(x));
-    zero = hn::MulAdd(x, hn::Zero(d), zero);
-  }
-  const float check = hn::GetLane(hn::SumOfLanes(d, zero));
-  return check == 0.0f ? hn::GetLane(hn::MaxOfLanes(d, top)) : -1.0f;
+// One token as floats, padded: where it lies if it is that already, else converted into `buffer`.
+HWY_INLINE const float* TokenAsFloats(const TokenRows& rows, int64_t token, int64_t pad, float* buffer) {
+  const std::byte* from = rows.data + token * rows.token_stride * static_cast<int64_t>(DtypeBytes(rows.dtype));
+  if (rows.dtype == SPARGE_F32 && rows.dim == pad) return reinterpret_cast<const float*>(from);
+  LoadToken(rows, from, pad, buffer);
+  return buffer;
 }
 
-// to += row * factor.
-HWY_INLINE void AddScaled(const float* row, float factor, int64_t pad, float* to) {
-  const F32 d;
-  const VF by = hn::Set(d, factor);
-  for (int64_t i = 0; i < pad; i += kLanes) {
-    hn::Store(hn::MulAdd(hn::Load(d, row + i), by, hn::Load(d, to + i)), d, to + i);
-  }
-}
-
-// |row * first * second|^2; two factors, because one alone may overflow.
-HWY_INLINE float SquaredNorm(const float* row, float first, float second, int64_t pad) {
+// |row|^2.
+HWY_INLINE float SquaredNorm(const float* row, int64_t pad) {
   const F32 d;
   VF sum = hn::Zero(d);
   for (int64_t i = 0; i < pad; i += kLanes) {
-    const VF x = hn::Mul(hn::Mul(hn::Load(d, row + i), hn::Set(d, first)), hn::Set(d, second));
+    const VF x = hn::Load(d, row + i);
     sum = hn::MulAdd(x, x, sum);
   }
   return hn::GetLane(hn::SumOfLanes(d, sum));
@@ -92,88 +74,243 @@ HWY_INLINE double DotDouble(const float* a, const float* b, int64_t dim) {
   return sum;
 }
 
-Measured Measure(const TokenRows& tokens, int64_t dim_pad, float* mean, float* scratch) {
-  Measured result{0.0f, 0};
-  if (mean != nullptr) std::fill_n(mean, dim_pad, 0.0f);
+// Adds one token to `mean` (unless NULL) and to the magnitudes of its channels.
+HWY_INLINE void MeasureToken(const float* x, float part, int64_t pad, float* mean, VI& top) {
+  const F32 d;
+  for (int64_t i = 0; i < pad; i += kLanes) {
+    const VF v = hn::LoadU(d, x + i);
+    top = hn::Max(top, MagnitudeBits(v));
+    if (mean != nullptr) hn::Store(hn::MulAdd(v, hn::Set(d, part), hn::Load(d, mean + i)), d, mean + i);
+  }
+}
+
+// `only`: bit t = token t is finite and counts.
+HWY_INLINE int32_t MeasureTokens(const TokenRows& tokens, uint64_t only, int64_t pad, float* mean, float* scratch) {
+  VI top = hn::Zero(I32());
+  if (mean != nullptr) std::fill_n(mean, pad, 0.0f);
   // Times 1 / count before adding, so that the sum of the largest floats does not overflow.
-  const float part = 1.0f / static_cast<float>(std::max<int64_t>(tokens.count, 1));
+  const float part = 1.0f / static_cast<float>(std::max(std::popcount(only), 1));
   for (int64_t t = 0; t < tokens.count; ++t) {
-    LoadToken(tokens, t, dim_pad, scratch);
-    const float max_abs = MaxAbs(scratch, dim_pad);
-    if (max_abs < 0) continue;
-    result.max_abs = std::max(result.max_abs, max_abs);
-    ++result.finite;
-    if (mean != nullptr) AddScaled(scratch, part, dim_pad, mean);
+    if (((only >> t) & 1) != 0) MeasureToken(TokenAsFloats(tokens, t, pad, scratch), part, pad, mean, top);
   }
-  if (mean != nullptr && result.finite > 0 && result.finite < tokens.count) {
-    const float correct = static_cast<float>(tokens.count) / static_cast<float>(result.finite);
-    for (int64_t i = 0; i < dim_pad; ++i) mean[i] *= correct;
-  }
-  return result;
+  return hn::GetLane(hn::MaxOfLanes(I32(), top));
 }
 
-// The size of a row: x * pre * inverse has the largest magnitude 1. `pre` is 2^100 for rows so small that the inverse
-// would overflow, else 1.
-struct RowSize {
-  float max_abs = 0;
-  float pre = 1;
-  float inverse = 0;
-  float relative_norm = 0;  // |row|_2 / max_abs, if asked for
-  double unit = 1;          // the row was divided by this
+Measured Measure(const TokenRows& tokens, int64_t dim_pad, float* mean, float* scratch) {
+  uint64_t finite = tokens.count == 64 ? ~uint64_t{0} : (uint64_t{1} << tokens.count) - 1;
+  int32_t top = MeasureTokens(tokens, finite, dim_pad, mean, scratch);
+  if (top >= kInfinityBits) {
+    for (int64_t t = 0; t < tokens.count; ++t) {
+      VI bits = hn::Zero(I32());
+      MeasureToken(TokenAsFloats(tokens, t, dim_pad, scratch), 0.0f, dim_pad, nullptr, bits);
+      if (hn::GetLane(hn::MaxOfLanes(I32(), bits)) >= kInfinityBits) finite &= ~(uint64_t{1} << t);
+    }
+    top = MeasureTokens(tokens, finite, dim_pad, mean, scratch);
+  }
+  return {std::bit_cast<float>(top), std::popcount(finite)};
+}
+
+// Rows are packed kLanes at a time, so that what is one number per row is computed for all of them at once.
+struct Batch {
+  float* rows;      // kLanes x pad floats
+  int64_t first;    // token of row 0
+  int64_t count;    // 1..kLanes
+  uint32_t finite;  // bit per row; rows that are not finite were replaced by zeros
+  VF top;           // largest magnitude
+  // The rows were multiplied by this power of two, so that rotation and norms neither overflow nor vanish. It is 1
+  // unless a row is very large or small.
+  HWY_ALIGN float pre[kLanes];
+  HWY_ALIGN float inverse_pre[kLanes];
+  HWY_ALIGN float norm[kLanes];  // if asked for
+
+  HWY_INLINE Batch() {}
 };
 
-HWY_INLINE RowSize SizeOf(const float* row, int64_t pad, bool with_norm) {
-  RowSize size;
-  size.max_abs = MaxAbs(row, pad);
-  if (size.max_abs == 0.0f) return size;
-  size.pre = size.max_abs < 0x1p-100f ? 0x1p100f : 1.0f;
-  size.inverse = 1.0f / (size.max_abs * size.pre);
-  if (with_norm) size.relative_norm = std::sqrt(SquaredNorm(row, size.pre, size.inverse, pad));
-  return size;
+// Token `t`, centred and divided by the unit if it is a key. Returns the magnitudes.
+HWY_INLINE VI LoadRow(const PackRowsArgs& args, int64_t t, float* row) {
+  const F32 d;
+  const float* x = TokenAsFloats(args.tokens, t, args.dim_pad, row);
+  VI top = hn::Zero(I32());
+  if (args.is_query) {
+    for (int64_t i = 0; i < args.dim_pad; i += kLanes) {
+      const VF v = hn::LoadU(d, x + i);
+      hn::Store(v, d, row + i);
+      top = hn::Max(top, MagnitudeBits(v));
+    }
+    return top;
+  }
+  const VF unit = hn::Set(d, args.inverse_unit);
+  for (int64_t i = 0; i < args.dim_pad; i += kLanes) {
+    const VF v = hn::Mul(hn::Sub(hn::LoadU(d, x + i), hn::Load(d, args.centre + i)), unit);
+    hn::Store(v, d, row + i);
+    top = hn::Max(top, MagnitudeBits(v));
+  }
+  return top;
 }
 
-// Rotates a row and returns its new size. The row is brought
-// to a largest magnitude of 1 first, for the rotation of the largest floats would overflow.
-HWY_INLINE RowSize Rotate(const PackRowsArgs& args, float* row, const RowSize& size) {
-  if (size.max_abs == 0.0f) return size;
-  RotateRow(row, size.pre, size.inverse, args.tokens.dim, args.dim_pad);
-  RowSize rotated = SizeOf(row, args.dim_pad, args.norm_max > 0);
-  rotated.unit = static_cast<double>(size.max_abs);
-  return rotated;
+HWY_INLINE void ScaleRow(float* row, float by, int64_t pad) {
+  const F32 d;
+  for (int64_t i = 0; i < pad; i += kLanes) {
+    hn::Store(hn::Mul(hn::Load(d, row + i), hn::Set(d, by)), d, row + i);
+  }
 }
 
-// How a row becomes numbers of the kernel: stored = round(x * pre * by), x = stored * scale.
-struct RowScale {
-  float pre, by;
-  double scale;
+HWY_INLINE void LoadBatch(const PackRowsArgs& args, Batch& batch) {
+  const F32 d;
+  VI tops[kLanes];
+  for (int r = 0; r < kLanes; ++r) tops[r] = hn::Zero(I32());
+  for (int r = 0; r < batch.count; ++r) tops[r] = LoadRow(args, batch.first + r, batch.rows + r * args.dim_pad);
+  const VI bits = MaxOfEach(tops);
+  const VF top = hn::BitCast(d, bits);
+  const auto finite = hn::Lt(bits, hn::Set(I32(), kInfinityBits));
+  const auto small = hn::Lt(top, hn::Set(d, 0x1p-60f));
+  const auto large = hn::Gt(top, hn::Set(d, 0x1p60f));
+  batch.finite = MaskBits(hn::RebindMask(d, finite));
+  VF pre = hn::Set(d, 1.0f);
+  VF inverse_pre = pre;
+  if (!hn::AllFalse(d, hn::Or(small, large)) || !hn::AllTrue(I32(), finite)) {
+    pre = hn::IfThenElse(small, hn::Set(d, 0x1p100f), hn::IfThenElse(large, hn::Set(d, 0x1p-100f), pre));
+    inverse_pre = hn::Div(inverse_pre, pre);
+    hn::Store(pre, d, batch.pre);
+    for (int r = 0; r < batch.count; ++r) {
+      float* row = batch.rows + r * args.dim_pad;
+      if (((batch.finite >> r) & 1) == 0) std::fill_n(row, args.dim_pad, 0.0f);
+      ScaleRow(row, batch.pre[r], args.dim_pad);
+    }
+  }
+  hn::Store(pre, d, batch.pre);
+  hn::Store(inverse_pre, d, batch.inverse_pre);
+  batch.top = hn::Mul(hn::IfThenElseZero(hn::RebindMask(d, finite), top), pre);
+}
+
+// L2 norms of the rows.
+HWY_INLINE void FindNorms(const PackRowsArgs& args, Batch& batch) {
+  const F32 d;
+  VF sums[kLanes];
+  for (int r = 0; r < kLanes; ++r) {
+    sums[r] = hn::Zero(d);
+    if (r >= batch.count) continue;
+    for (int64_t i = 0; i < args.dim_pad; i += kLanes) {
+      const VF x = hn::Load(d, batch.rows + r * args.dim_pad + i);
+      sums[r] = hn::MulAdd(x, x, sums[r]);
+    }
+  }
+  hn::Store(hn::Sqrt(SumOfEach(sums)), d, batch.norm);
+}
+
+// Mean and self-similarity of a block: sums while its rows pass by.
+struct Summary {
+  float* mean;
+  float* unit;  // sum of unit vectors
+  int64_t pad, count;
+  int32_t tokens = 0;
+
+  HWY_INLINE void Start() {
+    std::fill_n(mean, pad, 0.0f);
+    std::fill_n(unit, pad, 0.0f);
+  }
+  HWY_INLINE void Add(const Batch& batch) {
+    const F32 d;
+    tokens += std::popcount(batch.finite & ((uint32_t{1} << batch.count) - 1));
+    float mean_by[kLanes], unit_by[kLanes];
+    for (int r = 0; r < batch.count; ++r) {
+      mean_by[r] = batch.inverse_pre[r] / static_cast<float>(count);
+      // A row of zeros has no direction: it counts as a token and adds nothing.
+      unit_by[r] = batch.norm[r] > 0 ? 1.0f / batch.norm[r] : 0.0f;
+    }
+    for (int64_t i = 0; i < pad; i += kLanes) {
+      VF mean_sum = hn::Load(d, mean + i);
+      VF unit_sum = hn::Load(d, unit + i);
+      for (int r = 0; r < batch.count; ++r) {
+        const VF x = hn::Load(d, batch.rows + r * pad + i);
+        mean_sum = hn::MulAdd(x, hn::Set(d, mean_by[r]), mean_sum);
+        unit_sum = hn::MulAdd(x, hn::Set(d, unit_by[r]), unit_sum);
+      }
+      hn::Store(mean_sum, d, mean + i);
+      hn::Store(unit_sum, d, unit + i);
+    }
+  }
+  // Returns the similarity; corrects the mean if some of the `count` tokens were not finite.
+  HWY_INLINE float Finish() {
+    if (tokens == 0) return 0.0f;
+    const float n = static_cast<float>(tokens);
+    if (tokens < count) {
+      for (int64_t i = 0; i < pad; ++i) mean[i] *= static_cast<float>(count) / n;
+    }
+    return std::min(SquaredNorm(unit, pad) / (n * n), 1.0f);
+  }
 };
 
-// Integers with |.| <= max and, if norm_max > 0, |.|_2 <= norm_max.
-HWY_INLINE RowScale IntegerScale(const RowSize& size, int max, int norm_max) {
-  double step = 1.0 / max;
-  if (norm_max > 0) step = std::max(step, static_cast<double>(size.relative_norm) / norm_max);
-  return {size.pre, static_cast<float>(static_cast<double>(size.inverse) / step),
-          static_cast<double>(size.max_abs) * size.unit * step};
+HWY_INLINE void RotateBatch(const PackRowsArgs& args, Batch& batch) {
+  VF tops[kLanes];
+  for (int r = 0; r < kLanes; ++r) tops[r] = hn::Zero(F32());
+  for (int r = 0; r < batch.count; ++r) {
+    tops[r] = RotateRow(batch.rows + r * args.dim_pad, args.tokens.dim, args.dim_pad);
+  }
+  batch.top = MaxOfEach(tops);
 }
 
-// Stores round(x * pre * by) + offset as lanes of 1, 2 or 4 numbers; returns the sum of the integers without offset.
+// What centring the keys takes from this query's scores.
+HWY_INLINE float QueryShift(const PackRowsArgs& args, const float* row, bool finite, float inverse_pre) {
+  if (!finite) return std::numeric_limits<float>::quiet_NaN();
+  if (args.shift_factor == 0) return 0.0f;
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const double dot = DotDouble(row, args.centre, args.tokens.dim) * static_cast<double>(inverse_pre);
+  return static_cast<float>(std::clamp(args.shift_factor * dot, -kMost, kMost));
+}
+
+// How the rows become numbers of the kernel: stored = round(x * by).
 template <sparge_precision kPrecision>
-HWY_INLINE int32_t StoreLanes(const PackRowsArgs& args, int64_t token, const float* row, const RowScale& scale) {
+HWY_INLINE void ChooseScales(const PackRowsArgs& args, const Batch& batch, float* by) {
+  const F32 d;
+  HWY_ALIGN float step[kLanes], top[kLanes];
+  if constexpr (kPrecision != SPARGE_FP32) {
+    // Integers with |.| <= max and, if norm_max > 0, |.|_2 <= norm_max.
+    VF steps = hn::Div(batch.top, hn::Set(d, static_cast<float>(args.max)));
+    if (args.norm_max > 0) {
+      steps = hn::Max(steps, hn::Div(hn::Load(d, batch.norm), hn::Set(d, static_cast<float>(args.norm_max))));
+    }
+    hn::Store(steps, d, step);
+    hn::Store(hn::IfThenElseZero(hn::Gt(steps, hn::Zero(d)), hn::Div(hn::Set(d, 1.0f), steps)), d, by);
+  } else {
+    hn::Store(hn::Set(d, 1.0f), d, step);
+    hn::Store(hn::Load(d, batch.inverse_pre), d, by);
+  }
+  hn::Store(batch.top, d, top);
+  for (int r = 0; r < batch.count; ++r) {
+    const double scale = static_cast<double>(step[r]) * static_cast<double>(batch.inverse_pre[r]);
+    if (!args.is_query) {
+      if (kPrecision != SPARGE_FP32) args.scale[batch.first + r] = static_cast<float>(scale);
+      continue;
+    }
+    // The factor from dot to score, bounded so that no score exceeds the limit.
+    if constexpr (kPrecision != SPARGE_FP32) {
+      const double bound = args.limit / args.max;
+      args.scale[batch.first + r] = static_cast<float>(std::clamp(scale * args.score_factor, -bound, bound));
+    } else {  // fp32 has the factor multiplied into the row
+      constexpr double kMost = std::numeric_limits<float>::max();
+      const double bound = top[r] > 0 ? args.limit / static_cast<double>(top[r]) : 0;
+      by[r] = static_cast<float>(std::clamp(std::clamp(scale * args.score_factor, -bound, bound), -kMost, kMost));
+    }
+  }
+}
+
+// Stores round(x * by) + offset as lanes of 1, 2 or 4 numbers; returns the integers without offset, summed over vectors.
+template <sparge_precision kPrecision>
+HWY_INLINE VI StoreLanes(const PackRowsArgs& args, int64_t token, const float* row, float by_row) {
   const F32 d;
   const I32 di;
   HWY_ALIGN std::byte lanes[RoundUp(SPARGE_MAX_HEAD_DIM, kChannelAlign) * sizeof(float)];
-  const VF pre = hn::Set(d, scale.pre);
-  const VF by = hn::Set(d, scale.by);
-  // Rounding may not step over the bound: x is at most max * (1 + 2^-22).
-  const VF bound = hn::Set(d, static_cast<float>(args.max));
+  const VF by = hn::Set(d, by_row);
   VI sum = hn::Zero(di);
   for (int64_t i = 0; i < args.dim_pad; i += kLanes) {
-    const VF x = hn::Mul(hn::Mul(hn::Load(d, row + i), pre), by);
+    const VF x = hn::Mul(hn::Load(d, row + i), by);
     if constexpr (kPrecision == SPARGE_FP32) {
       hn::Store(x, d, reinterpret_cast<float*>(lanes) + i);
       continue;
     }
-    const VI n = hn::NearestInt(hn::Max(hn::Min(x, bound), hn::Neg(bound)));
+    // Rounding does not step over the bound: x is at most max * (1 + 2^-21), which is nearer to max than to max + 1.
+    const VI n = hn::NearestInt(x);
     sum = hn::Add(sum, n);
     if constexpr (kPrecision == SPARGE_INT16) {
       const hn::Rebind<int16_t, F32> narrow;
@@ -188,126 +325,84 @@ HWY_INLINE int32_t StoreLanes(const PackRowsArgs& args, int64_t token, const flo
     }
   }
   int32_t* out = args.out + token * args.row_stride;
-  for (int64_t lane = 0; lane < args.row_lanes; ++lane) {
-    std::memcpy(out + lane * args.lane_stride, lanes + lane * kLaneBytes, kLaneBytes);
-  }
-  return kPrecision == SPARGE_FP32 ? 0 : hn::GetLane(hn::SumOfLanes(di, sum));
-}
-
-// Mean and self-similarity of a block: sums while its rows pass by.
-struct Summary {
-  float* mean;
-  float* unit;  // sum of unit vectors
-  int64_t pad, count;
-  int32_t tokens = 0;
-
-  HWY_INLINE void Start() {
-    std::fill_n(mean, pad, 0.0f);
-    std::fill_n(unit, pad, 0.0f);
-  }
-  HWY_INLINE void Add(const float* row, const RowSize& size) {
-    const F32 d;
-    ++tokens;
-    AddScaled(row, 1.0f / static_cast<float>(count), pad, mean);
-    if (size.max_abs == 0.0f) return;  // no direction: counts as a token, adds nothing
-    const VF pre = hn::Set(d, size.pre);
-    const VF by = hn::Set(d, size.inverse / size.relative_norm);
-    for (int64_t i = 0; i < pad; i += kLanes) {
-      const VF x = hn::Mul(hn::Load(d, row + i), pre);
-      hn::Store(hn::MulAdd(x, by, hn::Load(d, unit + i)), d, unit + i);
-    }
-  }
-  // Returns the similarity; corrects the mean if some of the `count` tokens were not finite.
-  HWY_INLINE float Finish() {
-    if (tokens == 0) return 0.0f;
-    const float n = static_cast<float>(tokens);
-    if (tokens < count) {
-      for (int64_t i = 0; i < pad; ++i) mean[i] *= static_cast<float>(count) / n;
-    }
-    return std::min(SquaredNorm(unit, 1.0f / n, 1.0f, pad), 1.0f);
-  }
-};
-
-HWY_INLINE void CentreRow(const PackRowsArgs& args, float* row) {
-  const F32 d;
-  const VF unit = hn::Set(d, args.inverse_unit);
-  for (int64_t i = 0; i < args.dim_pad; i += kLanes) {
-    const VF x = hn::Sub(hn::Load(d, row + i), hn::Load(d, args.centre + i));
-    hn::Store(hn::Mul(x, unit), d, row + i);
-  }
-}
-
-// What centring the keys takes from this query's scores.
-HWY_INLINE float QueryShift(const PackRowsArgs& args, const float* row, bool finite) {
-  if (!finite) return std::numeric_limits<float>::quiet_NaN();
-  if (args.shift_factor == 0) return 0.0f;
-  constexpr double kMost = std::numeric_limits<float>::max();
-  const double shift = args.shift_factor * DotDouble(row, args.centre, args.tokens.dim);
-  return static_cast<float>(std::clamp(shift, -kMost, kMost));
-}
-
-// The row's scale, and into args.scale what the kernel multiplies by. For queries that is the factor from dot to score,
-// bounded so that no score exceeds the limit; fp32 has it multiplied into the row.
-template <sparge_precision kPrecision>
-HWY_INLINE RowScale ChooseScale(const PackRowsArgs& args, int64_t token, const RowSize& size) {
-  const bool integer = kPrecision != SPARGE_FP32;
-  RowScale scale = integer ? IntegerScale(size, args.max, args.norm_max) : RowScale{1.0f, 1.0f, 1.0};
-  if (!args.is_query) {
-    if (integer) args.scale[token] = static_cast<float>(scale.scale);
-    return scale;
-  }
-  const double largest = integer ? args.max : size.max_abs;
-  const double bound = largest > 0 ? args.limit / largest : 0;
-  const double factor = std::clamp(scale.scale * args.score_factor, -bound, bound);
-  if (integer) {
-    args.scale[token] = static_cast<float>(factor);
+  if (args.lane_stride == 1) {
+    std::memcpy(out, lanes, static_cast<size_t>(args.row_lanes * kLaneBytes));
   } else {
-    constexpr double kMost = std::numeric_limits<float>::max();
-    scale.pre = size.pre;
-    scale.by = static_cast<float>(std::clamp(factor / size.pre, -kMost, kMost));
+    for (int64_t lane = 0; lane < args.row_lanes; ++lane) {
+      std::memcpy(out + lane * args.lane_stride, lanes + lane * kLaneBytes, kLaneBytes);
+    }
   }
-  return scale;
+  return sum;
+}
+
+template <sparge_precision kPrecision>
+HWY_INLINE void StoreBatch(const PackRowsArgs& args, const Batch& batch, const float* by) {
+  VI sums[kLanes];
+  for (int r = 0; r < kLanes; ++r) sums[r] = hn::Zero(I32());
+  for (int r = 0; r < batch.count; ++r) {
+    sums[r] = StoreLanes<kPrecision>(args, batch.first + r, batch.rows + r * args.dim_pad, by[r]);
+  }
+  if (args.start == nullptr) return;
+  HWY_ALIGN int32_t sum[kLanes];
+  hn::Store(SumOfEach(sums), I32(), sum);
+  for (int r = 0; r < batch.count; ++r) args.start[batch.first + r] = -args.start_offset * sum[r];
 }
 
 template <sparge_precision kPrecision>
 uint64_t PackRows(const PackRowsArgs& args) {
-  float* row = args.scratch;
-  Summary summary{args.mean, args.scratch + args.dim_pad, args.dim_pad, args.tokens.count};
+  Batch batch;
+  batch.rows = args.scratch;
+  Summary summary{args.mean, args.scratch + kLanes * args.dim_pad, args.dim_pad, args.tokens.count};
   if (args.mean != nullptr) summary.Start();
   uint64_t not_finite = 0;
-  for (int64_t t = 0; t < args.tokens.count; ++t) {
-    LoadToken(args.tokens, t, args.dim_pad, row);
-    const bool finite = MaxAbs(row, args.dim_pad) >= 0;
-    if (!finite) std::fill_n(row, args.dim_pad, 0.0f);
-    if (args.is_query) {
-      args.shift[t] = QueryShift(args, row, finite);
-    } else if (finite) {
-      CentreRow(args, row);
-    } else {
-      not_finite |= uint64_t{1} << t;
+  for (batch.first = 0; batch.first < args.tokens.count; batch.first += kLanes) {
+    batch.count = std::min<int64_t>(kLanes, args.tokens.count - batch.first);
+    LoadBatch(args, batch);
+    for (int r = 0; r < batch.count; ++r) {
+      const bool finite = ((batch.finite >> r) & 1) != 0;
+      if (args.is_query) {
+        args.shift[batch.first + r] = QueryShift(args, batch.rows + r * args.dim_pad, finite, batch.inverse_pre[r]);
+      } else if (!finite) {
+        not_finite |= uint64_t{1} << (batch.first + r);
+      }
     }
-    const RowSize size = SizeOf(row, args.dim_pad, args.mean != nullptr || args.norm_max > 0);
-    if (args.mean != nullptr && finite) summary.Add(row, size);
-    const RowScale scale = ChooseScale<kPrecision>(args, t, args.rotate ? Rotate(args, row, size) : size);
-    const int32_t sum = StoreLanes<kPrecision>(args, t, row, scale);
-    if (args.start != nullptr) args.start[t] = -args.start_offset * sum;
+    if (args.mean != nullptr || args.norm_max > 0) FindNorms(args, batch);
+    if (args.mean != nullptr) summary.Add(batch);
+    if (args.rotate) RotateBatch(args, batch);
+    HWY_ALIGN float by[kLanes];
+    ChooseScales<kPrecision>(args, batch, by);
+    StoreBatch<kPrecision>(args, batch, by);
   }
   if (args.mean != nullptr) *args.similarity = summary.Finish();
   return not_finite;
 }
 
-// Rows of one value block as floats, zero where there is no finite token. Returns which tokens are not finite.
-HWY_INLINE uint64_t LoadValues(const PackValuesArgs& args, float* rows) {
+// Rows of one value block as floats in units, zero where there is no token. Returns the magnitude bits of the block.
+HWY_INLINE int32_t LoadValues(const PackValuesArgs& args, float* rows) {
   const F32 d;
-  uint64_t not_finite = 0;
-  for (int64_t t = 0; t < kBlockK; ++t) {
+  const VF unit = hn::Set(d, args.inverse_unit);
+  VI top = hn::Zero(I32());
+  for (int64_t t = 0; t < args.tokens.count; ++t) {
     float* row = rows + t * args.channels;
-    if (t < args.tokens.count) LoadToken(args.tokens, t, args.channels, row);
-    if (t < args.tokens.count && MaxAbs(row, args.channels) < 0) not_finite |= uint64_t{1} << t;
-    if (t >= args.tokens.count || ((not_finite >> t) & 1) != 0) std::fill_n(row, args.channels, 0.0f);
+    const float* x = TokenAsFloats(args.tokens, t, args.channels, row);
     for (int64_t c = 0; c < args.channels; c += kLanes) {
-      hn::Store(hn::Mul(hn::Load(d, row + c), hn::Set(d, args.inverse_unit)), d, row + c);
+      const VF v = hn::Mul(hn::LoadU(d, x + c), unit);
+      hn::Store(v, d, row + c);
+      top = hn::Max(top, MagnitudeBits(v));
     }
+  }
+  std::fill(rows + args.tokens.count * args.channels, rows + kBlockK * args.channels, 0.0f);
+  return hn::GetLane(hn::MaxOfLanes(I32(), top));
+}
+
+// Replaces the rows that are not finite by zeros, and returns which they are.
+HWY_INLINE uint64_t ClearNotFinite(const PackValuesArgs& args, float* rows) {
+  uint64_t not_finite = 0;
+  for (int64_t t = 0; t < args.tokens.count; ++t) {
+    float* row = rows + t * args.channels;
+    if (std::all_of(row, row + args.channels, [](float x) { return std::isfinite(x); })) continue;
+    std::fill_n(row, args.channels, 0.0f);
+    not_finite |= uint64_t{1} << t;
   }
   return not_finite;
 }
@@ -326,15 +421,30 @@ HWY_INLINE void ChannelScales(const PackValuesArgs& args, const float* rows, flo
   }
 }
 
+// Smallest |token|^2 of the block, tokens of zeros left out.
+HWY_INLINE float SmallestNorm2(const PackValuesArgs& args, const float* rows) {
+  const F32 d;
+  const VF none = hn::Set(d, std::numeric_limits<float>::max());
+  VF smallest = none;
+  for (int64_t first = 0; first < kBlockK; first += kLanes) {
+    VF sums[kLanes];
+    for (int r = 0; r < kLanes; ++r) {
+      sums[r] = hn::Zero(d);
+      for (int64_t c = 0; c < args.channels; c += kLanes) {
+        const VF x = hn::Load(d, rows + (first + r) * args.channels + c);
+        sums[r] = hn::MulAdd(x, x, sums[r]);
+      }
+    }
+    const VF norm2 = SumOfEach(sums);
+    smallest = hn::Min(smallest, hn::IfThenElse(hn::Gt(norm2, hn::Zero(d)), norm2, none));
+  }
+  return hn::GetLane(hn::MinOfLanes(d, smallest));
+}
+
 // When the block's second half of bits is needed: by the rounding error of its worst token, relative to that token's
 // norm.
 HWY_INLINE FineValues JudgeFineValues(const PackValuesArgs& args, const float* rows) {
-  const float step2 = SquaredNorm(args.scale, 1.0f, 1.0f, args.channels);
-  float worst = 0;  // squared
-  for (int64_t t = 0; t < args.tokens.count; ++t) {
-    const float norm2 = SquaredNorm(rows + t * args.channels, 1.0f, 1.0f, args.channels);
-    if (norm2 > 0) worst = std::max(worst, step2 / 12 / norm2);
-  }
+  const float worst = SquaredNorm(args.scale, args.channels) / 12 / SmallestNorm2(args, rows);  // squared
   // In units of the precision's own: ordinary tokens have about 1 / max at 64 channels. kAlways means a spike in a
   // channel, which hurts whatever the weights.
   const float peaks = 2.5f / static_cast<float>(args.max);
@@ -359,7 +469,7 @@ HWY_INLINE void StoreValues(const PackValuesArgs& args, const float* rows, const
       for (int i = kPer - 1; i >= 0; --i) {
         VF x = hn::Mul(hn::Load(d, rows + (step * kPer + i) * args.channels + c), hn::Load(d, by + c));
         if constexpr (kFine) x = hn::Mul(hn::Sub(x, hn::Round(x)), hn::Add(bound, bound));
-        const VI n = hn::NearestInt(hn::Max(hn::Min(x, bound), hn::Neg(bound)));
+        const VI n = hn::NearestInt(x);
         lane = hn::Or(hn::ShiftLeft < kBits == 32 ? 0 : kBits > (lane), hn::And(n, field));
       }
       hn::Store(lane, di, out + step * args.channels + c);
@@ -371,7 +481,7 @@ template <sparge_precision kPrecision>
 uint64_t PackValues(const PackValuesArgs& args) {
   float* rows = args.scratch;
   float* by = args.scratch + kBlockK * args.channels;
-  const uint64_t not_finite = LoadValues(args, rows);
+  const uint64_t not_finite = LoadValues(args, rows) < kInfinityBits ? 0 : ClearNotFinite(args, rows);
   if constexpr (kPrecision == SPARGE_FP32) {
     std::memcpy(args.out, rows, sizeof(float) * static_cast<size_t>(kBlockK * args.channels));
   } else {

@@ -172,7 +172,7 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
 }  // namespace
 
 int64_t Packed::scratch_floats(const Plan& plan) {
-  return RoundUp(std::max(2 * plan.dim_pad(), (kBlockK + 1) * plan.channels()), Arena::kAlignment / sizeof(float));
+  return RoundUp(std::max(RowScratchFloats(plan.dim_pad()), ValueScratchFloats(plan.channels())), Arena::kAlignment / sizeof(float));
 }
 
 Packed LayPacked(const Plan& plan, Arena& arena) {

@@ -59,7 +59,7 @@ struct PackRowsArgs {
   float* similarity;    // one float
   double shift_factor;  // 0: the shift is not needed
   float* shift;         // queries: per row, shift_factor * (token . centre); NaN marks a row that is not finite
-  float* scratch;       // 2 * dim_pad floats
+  float* scratch;       // RowScratchFloats(dim_pad)
 };
 
 struct PackValuesArgs {
@@ -72,8 +72,12 @@ struct PackValuesArgs {
   float* scale;       // per channel; NULL for fp32
   int32_t* fine_out;  // the second half of bits, laid out as `out`; NULL for fp32
   FineValues* fine;   // when it is needed; NULL for fp32
-  float* scratch;     // (kBlockK + 1) * channels floats
+  float* scratch;     // ValueScratchFloats(channels)
 };
+
+// The widest vectors have 16 lanes: so many rows and one of sums; a block of values and one row of scales.
+inline constexpr int64_t RowScratchFloats(int64_t dim_pad) { return (16 + 1) * dim_pad; }
+inline constexpr int64_t ValueScratchFloats(int64_t channels) { return (kBlockK + 1) * channels; }
 
 struct PackOps {
   Measured (*measure)(const TokenRows& tokens, int64_t dim_pad, float* mean, float* scratch);

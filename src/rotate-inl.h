@@ -12,13 +12,12 @@
 
 #include <hwy/highway.h>
 
+#include "src/base/vector-inl.h"
 #include "src/pack_ops.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sparge {
 namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
 // Without the signs a constant row would become a single spike.
 struct RandomSigns {
   alignas(64) float sign[RoundUp(SPARGE_MAX_HEAD_DIM, kChannelAlign)];
@@ -47,40 +46,43 @@ inline constexpr LaneSigns kLaneSigns;
 
 // Sums and differences of lane pairs: lane i takes partner + own if bit k of i is 0, else partner - own. The partner of
 // i is i with its bits 0..k flipped, which is what the Reverse operations give.
-template <class V>
-HWY_INLINE V LanePairs(V own, V partner, int k) {
-  const hn::ScalableTag<float> d;
+HWY_INLINE VF LanePairs(VF own, VF partner, int k) {
+  const F32 d;
   return hn::MulAdd(own, hn::Load(d, kLaneSigns.sign[k]), partner);
 }
 
-// row = rotation(row * factor) in blocks of RotationBlock(dim); grows every norm by the square root of the block.
-HWY_INLINE void RotateRow(float* row, float pre, float factor, int64_t dim, int64_t pad) {
-  const hn::ScalableTag<float> d;
-  constexpr int64_t kWidth = static_cast<int64_t>(HWY_LANES(float));
+// row = rotation(row) in blocks of RotationBlock(dim); grows every norm by the square root of the block. Returns the
+// largest magnitudes.
+HWY_INLINE VF RotateRow(float* row, int64_t dim, int64_t pad) {
+  const F32 d;
   const int64_t block = RotationBlock(dim);
-  for (int64_t i = 0; i < pad; i += kWidth) {
-    auto x = hn::Mul(hn::Mul(hn::Load(d, row + i), hn::Set(d, pre)), hn::Set(d, factor));
-    x = hn::Mul(x, hn::Load(d, kRandomSigns.sign + i));
+  VF top = hn::Zero(d);
+  for (int64_t i = 0; i < pad; i += kLanes) {
+    VF x = hn::Mul(hn::Load(d, row + i), hn::Load(d, kRandomSigns.sign + i));
     if (block >= 2) x = LanePairs(x, hn::Reverse2(d, x), 0);
     if (block >= 4) x = LanePairs(x, hn::Reverse4(d, x), 1);
-    if constexpr (kWidth >= 8) {
+    if constexpr (kLanes >= 8) {
       if (block >= 8) x = LanePairs(x, hn::Reverse8(d, x), 2);
     }
-    if constexpr (kWidth >= 16) {
+    if constexpr (kLanes >= 16) {
       if (block >= 16) x = LanePairs(x, hn::Reverse(d, x), 3);
     }
     hn::Store(x, d, row + i);
+    if (block <= kLanes) top = hn::Max(top, hn::Abs(x));
   }
-  for (int64_t half = kWidth; half < block; half *= 2) {
+  for (int64_t half = kLanes; half < block; half *= 2) {
     for (int64_t base = 0; base < RoundUp(dim, 4); base += 2 * half) {
-      for (int64_t i = base; i < base + half; i += kWidth) {
-        const auto a = hn::Load(d, row + i);
-        const auto b = hn::Load(d, row + i + half);
+      for (int64_t i = base; i < base + half; i += kLanes) {
+        const VF a = hn::Load(d, row + i);
+        const VF b = hn::Load(d, row + i + half);
         hn::Store(hn::Add(a, b), d, row + i);
         hn::Store(hn::Sub(a, b), d, row + i + half);
+        // |a| + |b| is the larger of |a + b| and |a - b|.
+        if (2 * half == block) top = hn::Max(top, hn::Add(hn::Abs(a), hn::Abs(b)));
       }
     }
   }
+  return top;
 }
 
 }  // namespace HWY_NAMESPACE

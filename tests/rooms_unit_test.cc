@@ -90,7 +90,7 @@ PackedRows PackNoise(const PackOps& ops, sparge_precision precision, const Quant
   rows.out.resize(static_cast<size_t>(rows.lanes * kBlockK));
   rows.scale.resize(kBlockK);
   rows.start.resize(kBlockK);
-  alignas(64) static float centre[SPARGE_MAX_HEAD_DIM] = {}, scratch[2 * SPARGE_MAX_HEAD_DIM];
+  alignas(64) static float centre[SPARGE_MAX_HEAD_DIM] = {}, scratch[RowScratchFloats(SPARGE_MAX_HEAD_DIM)];
   PackRowsArgs args{};
   args.tokens = {reinterpret_cast<const std::byte*>(x.data()), SPARGE_F32, dim, tokens, dim};
   args.dim_pad = RoundUp(dim, kChannelAlign);

@@ -11,21 +11,13 @@
 
 #include <cstring>
 
+#include "src/base/vector-inl.h"
 #include "src/kernel/kernel.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sparge {
 namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-#undef SPARGE_AVX512
-#define SPARGE_AVX512 (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL)
-
-using F32 = hn::ScalableTag<float>;
-using I32 = hn::ScalableTag<int32_t>;
 using I16 = hn::ScalableTag<int16_t>;
-using VF = hn::Vec<F32>;
-using VI = hn::Vec<I32>;
 using VI16 = hn::Vec<I16>;
 
 // fp32: one product per lane.

@@ -18,7 +18,6 @@ HWY_BEFORE_NAMESPACE();
 namespace sparge {
 namespace HWY_NAMESPACE {
 
-inline constexpr int kLanes = static_cast<int>(HWY_LANES(float));
 // Register block: kRowsPerPanel x kVectorsPerPanel accumulators, plus the loaded vectors of B and one broadcast of A,
 // fit 32 registers on AVX-512 and NEON, and 16 on AVX2. A row group is one panel high.
 inline constexpr int kRowsPerPanel = HWY_TARGET == HWY_AVX2 ? 6 : 8;

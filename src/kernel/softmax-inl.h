@@ -74,22 +74,8 @@ HWY_INLINE VF Exp2Coarse(VF x) {
 #endif
 }
 
-// The lanes of each of kLanes vectors reduced with `op`: lane i of the result belongs to vectors[i]. Merging two vectors
-// at a time takes a third of the instructions of kLanes reductions.
-template <class Op>
-HWY_INLINE VF ReduceEach(VF (&vectors)[HWY_LANES(float)], const Op& op) {
-  const F32 d;
-  for (size_t left = HWY_LANES(float); left > 1; left /= 2) {
-    for (size_t i = 0; i < left / 2; ++i) {
-      const VF a = vectors[2 * i], b = vectors[2 * i + 1];
-      vectors[i] = op(hn::ConcatEven(d, b, a), hn::ConcatOdd(d, b, a));
-    }
-  }
-  return vectors[0];
-}
-
 // Integers 0..255 or 0..32767 of one row of a tile, narrowed and stored in order.
-inline constexpr int kTileVectors = kBlockK / static_cast<int>(HWY_LANES(float));
+inline constexpr int kTileVectors = kBlockK / kLanes;
 #if SPARGE_AVX512
 HWY_INLINE void StoreNarrow(const VI (&n)[kTileVectors], uint8_t* out) {
   // The pack instructions work within 128 bits and leave quad 4v + l at 4l + v.
@@ -125,7 +111,7 @@ template <typename T>
 HWY_INLINE void StoreNarrow(const VI (&n)[kTileVectors], T* out) {
   const hn::Rebind<T, F32> narrow;
   for (int i = 0; i < kTileVectors; ++i) {
-    hn::Store(hn::DemoteTo(narrow, n[i]), narrow, out + i * static_cast<int>(HWY_LANES(float)));
+    hn::Store(hn::DemoteTo(narrow, n[i]), narrow, out + i * kLanes);
   }
 }
 #endif

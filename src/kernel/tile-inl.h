@@ -90,14 +90,7 @@ struct GroupView {
   Range any, all;
 };
 
-// One bit per row of a pass, and the same per group.
-HWY_INLINE uint32_t MaskBits(hn::Mask<F32> mask) {
-  uint8_t bytes[8] = {};
-  hn::StoreMaskBits(F32(), mask, bytes);
-  uint32_t bits;
-  std::memcpy(&bits, bytes, sizeof(bits));
-  return bits;
-}
+// One bit per row of a pass to one per group.
 HWY_INLINE uint32_t GroupsWith(uint32_t row_bits) {
   uint32_t groups = 0;
   for (int g = 0; g < kPassGroups; ++g) {
@@ -175,7 +168,7 @@ HWY_INLINE void TileMaxima(uint32_t active, Pass<P>& pass) {
       const float* scores = pass.scores + r * kBlockK;
       for (int j = 0; j < kBlockK; j += kLanes) tops[i] = hn::Max(tops[i], hn::Load(d, scores + j));
     }
-    hn::Store(ReduceEach(tops, [](VF a, VF b) HWY_ATTR { return hn::Max(a, b); }), d, pass.tile_max + first);
+    hn::Store(MaxOfEach(tops), d, pass.tile_max + first);
   }
 }
 
@@ -299,7 +292,7 @@ HWY_INLINE void TileSums(uint32_t groups, Pass<P>& pass) {
       const bool has = r < pass.rows && ((groups >> (r / kGroup)) & 1) != 0;
       sums[i] = has ? hn::Load(d, pass.partial_sum + r * kLanes) : hn::Zero(d);
     }
-    hn::Store(ReduceEach(sums, [](VF a, VF b) HWY_ATTR { return hn::Add(a, b); }), d, pass.tile_sum + first);
+    hn::Store(SumOfEach(sums), d, pass.tile_sum + first);
   }
 }
 
