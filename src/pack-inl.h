@@ -242,10 +242,11 @@ struct Summary {
 };
 
 HWY_INLINE void RotateBatch(const PackRowsArgs& args, Batch& batch) {
+  const int64_t block = RotationBlock(args.tokens.dim);
   VF tops[kLanes];
   for (int r = 0; r < kLanes; ++r) tops[r] = hn::Zero(F32());
   for (int r = 0; r < batch.count; ++r) {
-    tops[r] = RotateRow(batch.rows + r * args.dim_pad, args.tokens.dim, args.dim_pad);
+    tops[r] = RotateRow(batch.rows + r * args.dim_pad, block, args.dim_pad);
   }
   batch.top = MaxOfEach(tops);
 }

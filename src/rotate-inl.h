@@ -12,6 +12,9 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
+#include <type_traits>
+
 #include "src/base/vector-inl.h"
 #include "src/pack_ops.h"
 
@@ -51,35 +54,77 @@ HWY_INLINE VF LanePairs(VF own, VF partner, int k) {
   return hn::MulAdd(own, hn::Load(d, kLaneSigns.sign[k]), partner);
 }
 
-// row = rotation(row) in blocks of RotationBlock(dim); grows every norm by the square root of the block. Returns the
+// kVectors vectors at `row`, rotated in registers: within vectors up to `block` lanes, then across vectors. Returns the
 // largest magnitudes.
-HWY_INLINE VF RotateRow(float* row, int64_t dim, int64_t pad) {
+template <int kVectors>
+HWY_INLINE VF RotateChunk(float* row, const float* sign, int64_t block) {
   const F32 d;
-  const int64_t block = RotationBlock(dim);
-  VF top = hn::Zero(d);
-  for (int64_t i = 0; i < pad; i += kLanes) {
-    VF x = hn::Mul(hn::Load(d, row + i), hn::Load(d, kRandomSigns.sign + i));
-    if (block >= 2) x = LanePairs(x, hn::Reverse2(d, x), 0);
-    if (block >= 4) x = LanePairs(x, hn::Reverse4(d, x), 1);
+  VF x[kVectors];
+  Unroll<kVectors>([&](auto v) SPARGE_INLINE {
+    VF y = hn::Mul(hn::Load(d, row + v * kLanes), hn::Load(d, sign + v * kLanes));
+    if (kVectors > 1 || block >= 2) y = LanePairs(y, hn::Reverse2(d, y), 0);
+    if (kVectors > 1 || block >= 4) y = LanePairs(y, hn::Reverse4(d, y), 1);
     if constexpr (kLanes >= 8) {
-      if (block >= 8) x = LanePairs(x, hn::Reverse8(d, x), 2);
+      if (kVectors > 1 || block >= 8) y = LanePairs(y, hn::Reverse8(d, y), 2);
     }
     if constexpr (kLanes >= 16) {
-      if (block >= 16) x = LanePairs(x, hn::Reverse(d, x), 3);
+      if (kVectors > 1 || block >= 16) y = LanePairs(y, hn::Reverse(d, y), 3);
     }
-    hn::Store(x, d, row + i);
-    if (block <= kLanes) top = hn::Max(top, hn::Abs(x));
+    x[v] = y;
+  });
+  const auto stage = [&](auto half) SPARGE_INLINE {
+    if constexpr (half < kVectors) {
+      Unroll<kVectors>([&](auto v) SPARGE_INLINE {
+        if constexpr ((v & half) == 0) {
+          const VF sum = hn::Add(x[v], x[v + half]);
+          x[v + half] = hn::Sub(x[v], x[v + half]);
+          x[v] = sum;
+        }
+      });
+    }
+  };
+  stage(std::integral_constant<int, 1>{});
+  stage(std::integral_constant<int, 2>{});
+  stage(std::integral_constant<int, 4>{});
+  stage(std::integral_constant<int, 8>{});
+  static_assert(kVectors <= 16);
+  VF top = hn::Zero(d);
+  Unroll<kVectors>([&](auto v) SPARGE_INLINE {
+    hn::Store(x[v], d, row + v * kLanes);
+    top = hn::Max(top, hn::Abs(x[v]));
+  });
+  return top;
+}
+
+template <int kVectors>
+HWY_INLINE VF RotateChunks(float* row, int64_t pad, int64_t block) {
+  VF top = hn::Zero(F32());
+  for (int64_t i = 0; i < pad; i += kVectors * kLanes) {
+    top = hn::Max(top, RotateChunk<kVectors>(row + i, kRandomSigns.sign + i, block));
   }
-  for (int64_t half = kLanes; half < block; half *= 2) {
-    for (int64_t base = 0; base < RoundUp(dim, 4); base += 2 * half) {
-      for (int64_t i = base; i < base + half; i += kLanes) {
-        const VF a = hn::Load(d, row + i);
-        const VF b = hn::Load(d, row + i + half);
-        hn::Store(hn::Add(a, b), d, row + i);
-        hn::Store(hn::Sub(a, b), d, row + i + half);
-        // |a| + |b| is the larger of |a + b| and |a - b|.
-        if (2 * half == block) top = hn::Max(top, hn::Add(hn::Abs(a), hn::Abs(b)));
-      }
+  return top;
+}
+
+// row = rotation(row) in blocks of `block` = RotationBlock(dim); grows every norm by the square root of the block.
+// Returns the largest magnitudes.
+HWY_INLINE VF RotateRow(float* row, int64_t block, int64_t pad) {
+  constexpr int64_t kInRegisters = 64;
+  const F32 d;
+  const int64_t vectors = std::min(block, kInRegisters) / kLanes;
+  VF top = vectors <= 1   ? RotateChunks<1>(row, pad, block)
+           : vectors == 2 ? RotateChunks<2>(row, pad, block)
+           : vectors == 4 ? RotateChunks<4>(row, pad, block)
+           : vectors == 8 ? RotateChunks<8>(row, pad, block)
+                          : RotateChunks<kInRegisters / kLanes>(row, pad, block);
+  for (int64_t half = kInRegisters; half < block; half *= 2) {
+    top = hn::Zero(d);
+    for (int64_t i = 0; i < pad; i += kLanes) {
+      if ((i & half) != 0) continue;
+      const VF a = hn::Load(d, row + i);
+      const VF b = hn::Load(d, row + i + half);
+      hn::Store(hn::Add(a, b), d, row + i);
+      hn::Store(hn::Sub(a, b), d, row + i + half);
+      top = hn::Max(top, hn::Add(hn::Abs(a), hn::Abs(b)));  // the larger of |a + b| and |a - b|
     }
   }
   return top;

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 HWY_BEFORE_NAMESPACE();
 namespace sparge {
@@ -24,6 +26,20 @@ using I32 = hn::ScalableTag<int32_t>;
 using VF = hn::Vec<F32>;
 using VI = hn::Vec<I32>;
 inline constexpr int kLanes = static_cast<int>(HWY_LANES(float));
+
+// For lambdas: compiled for the target, and inlined so early that what they capture can live in registers.
+#ifndef SPARGE_INLINE
+#define SPARGE_INLINE HWY_ATTR __attribute__((always_inline))
+#endif
+
+// body(0), body(1), ... as compile-time indices: g++ keeps an array of vectors in registers only if no loop indexes it.
+template <int kCount, class Body>
+HWY_INLINE void Unroll(const Body& body) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) SPARGE_INLINE {
+    (body(std::integral_constant<int, kIndex>{}), ...);
+  }
+  (std::make_integer_sequence<int, kCount>{});
+}
 
 // The lanes of each of kLanes vectors reduced with `op`: lane i of the result belongs to vectors[i]. Merging two vectors
 // at a time takes a third of the instructions of kLanes reductions.

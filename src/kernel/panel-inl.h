@@ -9,8 +9,6 @@
 #include <hwy/highway.h>
 
 #include <cstring>
-#include <type_traits>
-#include <utility>
 
 #include "src/kernel/dot-inl.h"
 
@@ -22,20 +20,6 @@ namespace HWY_NAMESPACE {
 // fit 32 registers on AVX-512 and NEON, and 16 on AVX2. A row group is one panel high.
 inline constexpr int kRowsPerPanel = HWY_TARGET == HWY_AVX2 ? 6 : 8;
 inline constexpr int kVectorsPerPanel = 2;
-
-// For lambdas: compiled for the target, and inlined so early that what they capture can live in registers.
-#ifndef SPARGE_INLINE
-#define SPARGE_INLINE HWY_ATTR __attribute__((always_inline))
-#endif
-
-// body(0), body(1), ... as compile-time indices: g++ keeps an array of vectors in registers only if no loop indexes it.
-template <int kCount, class Body>
-HWY_INLINE void Unroll(const Body& body) {
-  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) SPARGE_INLINE {
-    (body(std::integral_constant<int, kIndex>{}), ...);
-  }
-  (std::make_integer_sequence<int, kCount>{});
-}
 
 // A has `a_bytes` from row to row, B `b_bytes` from step to step.
 struct Operands {

@@ -71,6 +71,7 @@ struct Pass {
   HWY_ALIGN float scores[kPassRows * kBlockK];
   HWY_ALIGN typename P::Probability probabilities[kPassRows * kBlockK];
   HWY_ALIGN float partial_sum[kPassRows * kLanes];  // of the probabilities of a row, spread over lanes
+  HWY_ALIGN float exact_sum[kPassRows * kLanes];    // the same before rounding, for rows where that may matter
   HWY_ALIGN float tile_max[kPassRows];              // log2 units; fp32: what probabilities are relative to
   HWY_ALIGN float tile_sum[kPassRows];              // of the probabilities as they are stored
   HWY_ALIGN float keep[kPassRows];                  // what the old sums are multiplied by
@@ -246,7 +247,7 @@ HWY_INLINE VF StepsOf(VF score, VF base) {
 
 // Probabilities of rows relative to tile_max, and their row sums spread over lanes. The sum is that of the rounded
 // numbers, so that what rounding adds to all of them alike cancels in o / l.
-template <class P, Part kPart = Part::kAll>
+template <class P, Part kPart = Part::kAll, bool kExact = false>
 HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
   const F32 d;
   for (int r = rows.first; r < rows.first + rows.count; ++r) {
@@ -257,10 +258,14 @@ HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
     if constexpr (P::kInteger) {
       using Dot = typename P::Dot;
       VI n[kTileVectors];
+      VF exact = hn::Zero(d);
       for (int i = 0; i < kTileVectors; ++i) {
-        n[i] = hn::NearestInt(StepsOf<P, kPart>(hn::Load(d, scores + i * kLanes), base));
+        const VF p = StepsOf<P, kPart>(hn::Load(d, scores + i * kLanes), base);
+        n[i] = hn::NearestInt(p);
+        if constexpr (kExact) exact = hn::Add(exact, p);
       }
       StoreNarrow(n, out);
+      if constexpr (kExact) hn::Store(exact, d, pass.exact_sum + r * kLanes);
       // The sum is a dot product with ones.
       constexpr int kPer = PerLane(P::kPrecision);
       const auto ones = Dot::PrepareB(hn::Set(I32(), kPer == 4 ? 0x01010101 : 0x00010001));
@@ -281,52 +286,49 @@ HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
   }
 }
 
-// Row sums of the probabilities of the groups; 0 for the others.
+// Sums over the lanes of each row of the groups, kLanes rows from `first` on; 0 for the others.
 template <class P>
-HWY_INLINE void TileSums(uint32_t groups, Pass<P>& pass) {
+HWY_INLINE VF RowSumsOf(const Pass<P>& pass, const float* partial, uint32_t groups, int first) {
   const F32 d;
-  for (int first = 0; first < pass.rows; first += kLanes) {
-    VF sums[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      const int r = first + i;
-      const bool has = r < pass.rows && ((groups >> (r / kGroup)) & 1) != 0;
-      sums[i] = has ? hn::Load(d, pass.partial_sum + r * kLanes) : hn::Zero(d);
-    }
-    hn::Store(SumOfEach(sums), d, pass.tile_sum + first);
+  VF sums[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    const int r = first + i;
+    const bool has = r < pass.rows && ((groups >> (r / kGroup)) & 1) != 0;
+    sums[i] = has ? hn::Load(d, partial + r * kLanes) : hn::Zero(d);
   }
+  return SumOfEach(sums);
 }
 
-// Groups in which rounding may have changed the weight of the tile by more than kMostLost of a row's weight so far:
-// it changes each probability by at most half a step.
+// Groups in which rounding may change the weight of the tile by more than kMostLost of a row's weight so far: it
+// changes each probability by at most half a step, and the largest not at all.
 template <class P>
 HWY_INLINE uint32_t MayLoseWeight(const Pass<P>& pass, const float* l) {
   const F32 d;
   uint32_t rows = 0;
   for (int r = 0; r < pass.rows; r += kLanes) {
     const VF gain = hn::Load(d, pass.gain + r);
-    const VF most = hn::Mul(gain, hn::Set(d, 0.5f * kBlockK));
-    const VF tile = hn::MulSub(hn::Load(d, pass.tile_sum + r), gain, most);
-    const VF weight = hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r), tile);
-    rows |= MaskBits(hn::Gt(most, hn::Mul(weight, hn::Set(d, P::kMostLost)))) << r;
+    const VF least = hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r),
+                                hn::Mul(gain, hn::Set(d, static_cast<float>(P::kGrid.p_max))));
+    const VF most = hn::Mul(gain, hn::Set(d, 0.5f * (kBlockK - 1) / P::kMostLost));
+    rows |= MaskBits(hn::Gt(most, least)) << r;
   }
   return GroupsWith(rows);
 }
 
-// True iff it really did in some of the rows.
+// Those of the doubtful groups in which it really does.
 template <class P>
-HWY_NOINLINE bool LosesWeight(const Pass<P>& pass, Rows rows, const float* l) {
+HWY_INLINE uint32_t LoseWeight(const Pass<P>& pass, uint32_t doubtful, const float* l) {
+  if (doubtful == 0) return 0;
   const F32 d;
-  for (int r = rows.first; r < rows.first + rows.count; ++r) {
-    const VF base = BaseOf<P, Part::kAll>(pass, r);
-    VF sum = hn::Zero(d);
-    for (int j = 0; j < kBlockK; j += kLanes) {
-      sum = hn::Add(sum, StepsOf<P, Part::kAll>(hn::Load(d, pass.scores + r * kBlockK + j), base));
-    }
-    const float exact = hn::GetLane(hn::SumOfLanes(d, sum));
-    const float weight = l[r] * pass.keep[r] + exact * pass.gain[r];
-    if (std::abs(exact - pass.tile_sum[r]) * pass.gain[r] > P::kMostLost * weight) return true;
+  uint32_t rows = 0;
+  for (int r = 0; r < pass.rows; r += kLanes) {
+    const VF gain = hn::Load(d, pass.gain + r);
+    const VF exact = RowSumsOf(pass, pass.exact_sum, doubtful, r);
+    const VF lost = hn::Mul(hn::AbsDiff(exact, hn::Load(d, pass.tile_sum + r)), gain);
+    const VF weight = hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r), hn::Mul(exact, gain));
+    rows |= MaskBits(hn::Gt(lost, hn::Mul(weight, hn::Set(d, P::kMostLost)))) << r;
   }
-  return false;
+  return doubtful & GroupsWith(rows);
 }
 
 // True iff some row has its weight on few keys of this tile: then what rounding took from their values does not average
@@ -402,40 +404,38 @@ HWY_NOINLINE void AddInParts(const KernelArgs& args, int64_t block, Rows rows, P
   AddProducts(args, block, args.blocks.values, kSmallBelow, rows, pass);
 }
 
-// The second half of the values' bits, and tiles in two parts, for the groups that need it. Returns the groups that are
-// done with.
+// The second half of the values' bits, for the groups that need it.
 template <class P>
-HWY_INLINE uint32_t AddWhatRoundingLoses(const KernelArgs& args, int64_t block, uint32_t groups, Pass<P>& pass,
-                                         const float* l) {
-  uint32_t done = 0;
-  const uint32_t doubtful = groups & MayLoseWeight(pass, l);
-  ForEachGroup(pass, doubtful, [&](Rows rows) HWY_ATTR {
-    if (!LosesWeight(pass, rows, l)) return;
-    AddInParts(args, block, rows, pass);
-    done |= 1u << (rows.first / kGroup);
-  });
+HWY_INLINE void AddFineValues(const KernelArgs& args, int64_t block, uint32_t groups, const Pass<P>& pass) {
   const FineValues fine = args.blocks.fine[block];
-  if (fine == FineValues::kNever) return done;
-  ForEachGroup(pass, groups & ~done, [&](Rows rows) HWY_ATTR {
+  if (fine == FineValues::kNever) return;
+  ForEachGroup(pass, groups, [&](Rows rows) HWY_ATTR {
     if (fine == FineValues::kForPeaks && !HasPeak(pass, rows)) return;
     AddProducts(args, block, args.blocks.fine_values, 0.5f / P::kGrid.v_max, rows, pass);
   });
-  return done;
 }
 
 // Probabilities, then o and l over the tile: old * keep + tile * gain.
 template <class P>
 HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, uint32_t groups, Pass<P>& pass, float* l) {
-  ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR {
-    Probabilities<P>(rows, pass);
-    Rescale(args, rows, pass);
-  });
-  TileSums(groups, pass);
-  uint32_t done = 0;
-  if constexpr (P::kInteger) done = AddWhatRoundingLoses(args, block, groups, pass, l);
-  ForEachRun(pass, groups & ~done,
-             [&](Rows rows) HWY_ATTR { AddProducts(args, block, args.blocks.values, 1.0f, rows, pass); });
   const F32 d;
+  uint32_t doubtful = 0, split = 0;
+  if constexpr (P::kInteger) {
+    doubtful = groups & MayLoseWeight(pass, l);
+    ForEachRun(pass, doubtful, [&](Rows rows) HWY_ATTR { Probabilities<P, Part::kAll, true>(rows, pass); });
+  }
+  ForEachRun(pass, groups & ~doubtful, [&](Rows rows) HWY_ATTR { Probabilities<P>(rows, pass); });
+  ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR { Rescale(args, rows, pass); });
+  for (int r = 0; r < pass.rows; r += kLanes) {
+    hn::Store(RowSumsOf(pass, pass.partial_sum, groups, r), d, pass.tile_sum + r);
+  }
+  if constexpr (P::kInteger) {
+    split = LoseWeight(pass, doubtful, l);
+    ForEachGroup(pass, split, [&](Rows rows) HWY_ATTR { AddInParts(args, block, rows, pass); });
+    AddFineValues(args, block, groups & ~split, pass);
+  }
+  ForEachRun(pass, groups & ~split,
+             [&](Rows rows) HWY_ATTR { AddProducts(args, block, args.blocks.values, 1.0f, rows, pass); });
   for (int r = 0; r < pass.rows; r += kLanes) {
     VF tile = hn::Load(d, pass.tile_sum + r);
     if constexpr (P::kInteger) tile = hn::Mul(tile, hn::Load(d, pass.gain + r));
