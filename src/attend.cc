@@ -98,7 +98,7 @@ KernelArgs ArgsFor(const Plan& plan, const sparge_run_args& args, const Workspac
   const int64_t values = keys * (kBlockK / PerLane(plan.precision)) * plan.channels() * kLaneBytes;
   k.blocks = {p.keys + keys * kBlockK * lanes * kLaneBytes,
               p.key_scale + keys * kBlockK,
-              p.key_start + keys * kBlockK,
+              p.key_start + keys * plan.grid().Sums(plan.row_lanes()) * kBlockK,
               p.poison + keys,
               p.values + values,
               p.value_scale + keys * plan.channels(),

@@ -198,6 +198,32 @@ HWY_INLINE void FindNorms(const PackRowsArgs& args, Batch& batch) {
   hn::Store(hn::Sqrt(SumOfEach(sums)), d, batch.norm);
 }
 
+// True for the lanes that hold the first halves of packed lanes: numbers 0 and 1 of every four.
+HWY_INLINE hn::Mask<I32> FirstHalves() { return hn::Eq(hn::And(hn::Iota(I32(), 0), hn::Set(I32(), 2)), hn::Zero(I32())); }
+
+// The largest norm of what one narrow accumulator sums: over sums of kSumDims numbers, and both halves of their lanes.
+inline constexpr int64_t kSumDims = 64;
+HWY_INLINE VF LargestSumNorm(const PackRowsArgs& args, const Batch& batch) {
+  const F32 d;
+  const auto first = hn::RebindMask(d, FirstHalves());
+  VF largest = hn::Zero(d);
+  for (int64_t begin = 0; begin < args.dim_pad; begin += kSumDims) {
+    const int64_t end = std::min(begin + kSumDims, args.dim_pad);
+    VF firsts[kLanes], seconds[kLanes];
+    for (int r = 0; r < kLanes; ++r) {
+      VF sum = hn::Zero(d);
+      for (int64_t i = begin; r < batch.count && i < end; i += kLanes) {
+        const VF x = hn::Load(d, batch.rows + r * args.dim_pad + i);
+        sum = hn::MulAdd(x, x, sum);
+      }
+      firsts[r] = hn::IfThenElseZero(first, sum);
+      seconds[r] = hn::IfThenZeroElse(first, sum);
+    }
+    largest = hn::Max(largest, hn::Max(SumOfEach(firsts), SumOfEach(seconds)));
+  }
+  return hn::Sqrt(largest);
+}
+
 // Mean and self-similarity of a block: sums while its rows pass by.
 struct Summary {
   float* mean;
@@ -269,7 +295,8 @@ HWY_INLINE void ChooseScales(const PackRowsArgs& args, const Batch& batch, float
     // Integers with |.| <= max and, if norm_max > 0, |.|_2 <= norm_max.
     VF steps = hn::Div(batch.top, hn::Set(d, static_cast<float>(args.max)));
     if (args.norm_max > 0) {
-      steps = hn::Max(steps, hn::Div(hn::Load(d, batch.norm), hn::Set(d, static_cast<float>(args.norm_max))));
+      const VF norm = args.sum_lanes == 0 ? hn::Load(d, batch.norm) : LargestSumNorm(args, batch);
+      steps = hn::Max(steps, hn::Div(norm, hn::Set(d, static_cast<float>(args.norm_max))));
     }
     hn::Store(steps, d, step);
     hn::Store(hn::IfThenElseZero(hn::Gt(steps, hn::Zero(d)), hn::Div(hn::Set(d, 1.0f), steps)), d, by);
@@ -296,16 +323,18 @@ HWY_INLINE void ChooseScales(const PackRowsArgs& args, const Batch& batch, float
   }
 }
 
-// Stores round(x * by) + offset as lanes of 1, 2 or 4 numbers; returns the integers without offset, summed over vectors.
+// Stores round(x * by) + offset for the dims [begin, end) as lanes of 1, 2 or 4 numbers; returns the integers without
+// offset, summed over vectors.
 template <sparge_precision kPrecision>
-HWY_INLINE VI StoreLanes(const PackRowsArgs& args, int64_t token, const float* row, float by_row) {
+HWY_INLINE VI StoreLanes(const PackRowsArgs& args, int64_t token, const float* row, float by_row, int64_t begin,
+                         int64_t end) {
   const F32 d;
   const I32 di;
   HWY_ALIGN std::byte lanes[RoundUp(SPARGE_MAX_HEAD_DIM, kChannelAlign) * sizeof(float)];
   const VF by = hn::Set(d, by_row);
   VI sum = hn::Zero(di);
-  for (int64_t i = 0; i < args.dim_pad; i += kLanes) {
-    const VF x = hn::Mul(hn::Load(d, row + i), by);
+  for (int64_t i = 0; i < end - begin; i += kLanes) {
+    const VF x = hn::Mul(hn::Load(d, row + begin + i), by);
     if constexpr (kPrecision == SPARGE_FP32) {
       hn::Store(x, d, reinterpret_cast<float*>(lanes) + i);
       continue;
@@ -325,28 +354,48 @@ HWY_INLINE VI StoreLanes(const PackRowsArgs& args, int64_t token, const float* r
       hn::Store(hn::DemoteTo(narrow, shifted), narrow, reinterpret_cast<uint8_t*>(lanes) + i);
     }
   }
-  int32_t* out = args.out + token * args.row_stride;
+  const int64_t first_lane = begin / PerLane(kPrecision);
+  const int64_t count = std::min((end - begin) / PerLane(kPrecision), args.row_lanes - first_lane);
+  int32_t* out = args.out + token * args.row_stride + first_lane * args.lane_stride;
   if (args.lane_stride == 1) {
-    std::memcpy(out, lanes, static_cast<size_t>(args.row_lanes * kLaneBytes));
+    std::memcpy(out, lanes, static_cast<size_t>(count * kLaneBytes));
   } else {
-    for (int64_t lane = 0; lane < args.row_lanes; ++lane) {
+    for (int64_t lane = 0; lane < count; ++lane) {
       std::memcpy(out + lane * args.lane_stride, lanes + lane * kLaneBytes, kLaneBytes);
     }
   }
   return sum;
 }
 
+// -offset * sum of the integers, where an accumulation starts: one int32, or a pair of int16 for the halves of lanes.
+HWY_INLINE VI StartOf(const PackRowsArgs& args, VI (&sums)[kLanes]) {
+  const VI offset = hn::Set(I32(), -args.start_offset);
+  if (args.sum_lanes == 0) return hn::Mul(SumOfEach(sums), offset);
+  const auto first = FirstHalves();
+  VI seconds[kLanes];
+  for (int r = 0; r < kLanes; ++r) {
+    seconds[r] = hn::IfThenZeroElse(first, sums[r]);
+    sums[r] = hn::IfThenElseZero(first, sums[r]);
+  }
+  const VI low = hn::And(hn::Mul(SumOfEach(sums), offset), hn::Set(I32(), 0xFFFF));
+  return hn::Or(low, hn::ShiftLeft<16>(hn::Mul(SumOfEach(seconds), offset)));
+}
+
 template <sparge_precision kPrecision>
 HWY_INLINE void StoreBatch(const PackRowsArgs& args, const Batch& batch, const float* by) {
-  VI sums[kLanes];
-  for (int r = 0; r < kLanes; ++r) sums[r] = hn::Zero(I32());
-  for (int r = 0; r < batch.count; ++r) {
-    sums[r] = StoreLanes<kPrecision>(args, batch.first + r, batch.rows + r * args.dim_pad, by[r]);
+  const int64_t span = args.sum_lanes == 0 ? args.dim_pad : kSumDims;
+  for (int64_t begin = 0; begin < args.dim_pad; begin += span) {
+    VI sums[kLanes];
+    for (int r = 0; r < kLanes; ++r) sums[r] = hn::Zero(I32());
+    for (int r = 0; r < batch.count; ++r) {
+      sums[r] = StoreLanes<kPrecision>(args, batch.first + r, batch.rows + r * args.dim_pad, by[r], begin,
+                                       std::min(begin + span, args.dim_pad));
+    }
+    if (args.start == nullptr) continue;
+    HWY_ALIGN int32_t start[kLanes];
+    hn::Store(StartOf(args, sums), I32(), start);
+    std::copy_n(start, batch.count, args.start + begin / span * kBlockK + batch.first);
   }
-  if (args.start == nullptr) return;
-  HWY_ALIGN int32_t sum[kLanes];
-  hn::Store(SumOfEach(sums), I32(), sum);
-  for (int r = 0; r < batch.count; ++r) args.start[batch.first + r] = -args.start_offset * sum[r];
 }
 
 template <sparge_precision kPrecision>
@@ -408,17 +457,35 @@ HWY_INLINE uint64_t ClearNotFinite(const PackValuesArgs& args, float* rows) {
   return not_finite;
 }
 
-// Per channel over the block: scale = max|v| / max; `by` = its inverse, 0 for a channel of zeros. A channel more than
-// 2^100 below the head's largest value counts as zero.
+// Largest norm of a channel over the keys that fall into one half of the lanes.
+HWY_INLINE VF LargestHalfNorm(const PackValuesArgs& args, const float* rows, int64_t c) {
+  const F32 d;
+  VF halves[2] = {hn::Zero(d), hn::Zero(d)};
+  for (int64_t t = 0; t < kBlockK; ++t) {
+    const VF x = hn::Load(d, rows + t * args.channels + c);
+    VF& half = halves[t / 2 % 2];
+    half = hn::MulAdd(x, x, half);
+  }
+  return hn::Sqrt(hn::Max(halves[0], halves[1]));
+}
+
+// Per channel over the block: scale such that integers keep |.| <= max and, if norm_max > 0, their norms; `by` = its
+// inverse, 0 for a channel of zeros. A channel more than 2^60 below the head's largest value counts as zero.
 HWY_INLINE void ChannelScales(const PackValuesArgs& args, const float* rows, float* by) {
   const F32 d;
   for (int64_t c = 0; c < args.channels; c += kLanes) {
     VF top = hn::Zero(d);
     for (int64_t t = 0; t < kBlockK; ++t) top = hn::Max(top, hn::Abs(hn::Load(d, rows + t * args.channels + c)));
-    const auto used = hn::Gt(top, hn::Set(d, 0x1p-100f));
-    const VF max = hn::Set(d, static_cast<float>(args.max));
-    hn::Store(hn::IfThenElseZero(used, hn::Div(max, top)), d, by + c);
-    hn::Store(hn::IfThenElseZero(used, hn::Div(top, max)), d, args.scale + c);
+    const auto used = hn::Gt(top, hn::Set(d, 0x1p-60f));
+    VF scale = hn::Div(top, hn::Set(d, static_cast<float>(args.max)));
+    if (args.norm_max > 0) {
+      const VF norm = LargestHalfNorm(args, rows, c);
+      scale = hn::Max(scale, hn::Div(norm, hn::Set(d, static_cast<float>(args.norm_max))));
+      // A little coarser, so that the largest value is a whole number of steps: a constant channel stays exact.
+      scale = hn::Div(top, hn::Floor(hn::Mul(hn::Div(top, scale), hn::Set(d, 1 + 0x1p-20f))));
+    }
+    hn::Store(hn::IfThenElseZero(used, hn::Div(hn::Set(d, 1.0f), scale)), d, by + c);
+    hn::Store(hn::IfThenElseZero(used, scale), d, args.scale + c);
   }
 }
 
@@ -455,7 +522,7 @@ HWY_INLINE FineValues JudgeFineValues(const PackValuesArgs& args, const float* r
                                  : FineValues::kNever;
 }
 
-// Lanes of round(v * by), or if `fine` of what that rounding leaves, in steps 2 * max times as fine.
+// Lanes of round(v * by), or if kFine of what that rounding leaves, in steps 2 * fine_max times as fine.
 template <sparge_precision kPrecision, bool kFine>
 HWY_INLINE void StoreValues(const PackValuesArgs& args, const float* rows, const float* by, int32_t* out) {
   const F32 d;
@@ -463,13 +530,13 @@ HWY_INLINE void StoreValues(const PackValuesArgs& args, const float* rows, const
   constexpr int kPer = PerLane(kPrecision);
   constexpr int kBits = 32 / kPer;
   const VI field = hn::Set(di, static_cast<int32_t>((int64_t{1} << kBits) - 1));
-  const VF bound = hn::Set(d, static_cast<float>(args.max));
+  const VF finer = hn::Set(d, 2.0f * static_cast<float>(args.fine_max));
   for (int64_t step = 0; step < kBlockK / kPer; ++step) {
     for (int64_t c = 0; c < args.channels; c += kLanes) {
       VI lane = hn::Zero(di);
       for (int i = kPer - 1; i >= 0; --i) {
         VF x = hn::Mul(hn::Load(d, rows + (step * kPer + i) * args.channels + c), hn::Load(d, by + c));
-        if constexpr (kFine) x = hn::Mul(hn::Sub(x, hn::Round(x)), hn::Add(bound, bound));
+        if constexpr (kFine) x = hn::Mul(hn::Sub(x, hn::Round(x)), finer);
         const VI n = hn::NearestInt(x);
         lane = hn::Or(hn::ShiftLeft < kBits == 32 ? 0 : kBits > (lane), hn::And(n, field));
       }

@@ -90,6 +90,7 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   const KeyUnits units = packed.units[index];
   const QuantGrid& grid = plan.grid();
   const bool integer = plan.precision != SPARGE_FP32;
+  const int64_t starts = grid.Sums(plan.row_lanes()) * kBlockK;
   PackRowsArgs rows{};
   rows.tokens = KeyRows(id, args.k, plan.qk_dim);
   rows.dim_pad = plan.dim_pad();
@@ -97,14 +98,15 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   rows.centre = packed.key_mean + index * plan.dim_pad();
   rows.inverse_unit = static_cast<float>(1.0 / units.k_unit);
   rows.max = grid.k_max;
-  rows.norm_max = grid.norm_max;
+  rows.norm_max = grid.k_norm_max;
+  rows.sum_lanes = grid.sum_lanes;
   rows.rotate = grid.rotate;
   rows.row_lanes = plan.row_lanes();
   rows.row_stride = 1;
   rows.lane_stride = kBlockK;
   rows.out = reinterpret_cast<int32_t*>(packed.keys) + task * plan.row_lanes() * kBlockK;
   rows.scale = integer ? packed.key_scale + task * kBlockK : nullptr;
-  rows.start = grid.q_offset != 0 ? packed.key_start + task * kBlockK : nullptr;
+  rows.start = grid.q_offset != 0 ? packed.key_start + task * starts : nullptr;
   rows.start_offset = grid.q_offset;
   rows.mean = plan.predicts() ? packed.k.mean + task * plan.dim_pad() : nullptr;
   rows.similarity = packed.k.similarity + task;
@@ -112,7 +114,7 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   if (rows.tokens.count < kBlockK) {  // what pads the last block must be numbers, too
     std::fill_n(rows.out, plan.row_lanes() * kBlockK, 0);
     if (rows.scale != nullptr) std::fill_n(rows.scale, kBlockK, 0.0f);
-    if (rows.start != nullptr) std::fill_n(rows.start, kBlockK, 0);
+    if (rows.start != nullptr) std::fill_n(rows.start, starts, 0);
   }
   uint64_t poison = ops.rows(rows);
   if (with_values) {
@@ -122,6 +124,8 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
     values.precision = plan.precision;
     values.inverse_unit = static_cast<float>(1.0 / units.v_unit);
     values.max = grid.v_max;
+    values.norm_max = grid.v_norm_max;
+    values.fine_max = grid.fine_max;
     const int64_t lanes = kBlockK / PerLane(plan.precision) * plan.channels();
     values.out = reinterpret_cast<int32_t*>(packed.values) + task * lanes;
     values.scale = integer ? packed.value_scale + task * plan.channels() : nullptr;
@@ -147,7 +151,8 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   rows.precision = plan.precision;
   rows.centre = packed.key_mean + index * plan.dim_pad();
   rows.max = grid.q_max;
-  rows.norm_max = grid.norm_max;
+  rows.norm_max = grid.q_norm_max;
+  rows.sum_lanes = grid.sum_lanes;
   rows.offset = grid.q_offset;
   rows.rotate = grid.rotate;
   rows.is_query = true;
@@ -190,7 +195,7 @@ Packed LayPacked(const Plan& plan, Arena& arena) {
   p.k.similarity = arena.Take<float>(k_blocks);
   p.keys = arena.Take<std::byte>(k_blocks * kBlockK * plan.row_lanes() * kLaneBytes);
   p.key_scale = arena.Take<float>(integer ? k_blocks * kBlockK : 0);
-  p.key_start = arena.Take<int32_t>(plan.grid().q_offset != 0 ? k_blocks * kBlockK : 0);
+  p.key_start = arena.Take<int32_t>(plan.grid().q_offset != 0 ? k_blocks * plan.grid().Sums(plan.row_lanes()) * kBlockK : 0);
   p.poison = arena.Take<uint64_t>(k_blocks);
   p.values = arena.Take<std::byte>(k_blocks * lane_rows * plan.channels() * kLaneBytes);
   p.value_scale = arena.Take<float>(integer ? k_blocks * plan.channels() : 0);

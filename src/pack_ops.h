@@ -44,6 +44,7 @@ struct PackRowsArgs {
   const float* centre;  // dim_pad floats: mean of the keys
   float inverse_unit;
   int max, norm_max, offset;
+  int sum_lanes;  // as QuantGrid::sum_lanes
   bool rotate;
   bool is_query;
   // Queries: score = dot * factor, factor = (scale of the row) * score_factor, bounded by limit / max (integers) or
@@ -53,7 +54,7 @@ struct PackRowsArgs {
   int32_t* out;
   int64_t row_lanes, row_stride, lane_stride;
   float* scale;         // per row: keys: the scale; queries: the score factor. NULL for fp32 keys
-  int32_t* start;       // per row: -offset_of_q * sum of the integers; NULL = not needed
+  int32_t* start;       // per accumulation (kBlockK apart) and row, as KeyValueBlocks::key_start; NULL = not needed
   int start_offset;     // offset_of_q
   float* mean;          // dim_pad floats: mean of x; NULL = no summary
   float* similarity;    // one float
@@ -67,7 +68,7 @@ struct PackValuesArgs {
   int64_t channels;
   sparge_precision precision;
   float inverse_unit;
-  int max;
+  int max, norm_max, fine_max;  // as QuantGrid
   int32_t* out;       // kBlockK / PerLane rows of `channels` lanes
   float* scale;       // per channel; NULL for fp32
   int32_t* fine_out;  // the second half of bits, laid out as `out`; NULL for fp32

@@ -89,7 +89,7 @@ PackedRows PackNoise(const PackOps& ops, sparge_precision precision, const Quant
   rows.lanes = CeilDiv(dim, PerLane(precision));
   rows.out.resize(static_cast<size_t>(rows.lanes * kBlockK));
   rows.scale.resize(kBlockK);
-  rows.start.resize(kBlockK);
+  rows.start.resize(static_cast<size_t>(grid.Sums(rows.lanes) * kBlockK));
   alignas(64) static float centre[SPARGE_MAX_HEAD_DIM] = {}, scratch[RowScratchFloats(SPARGE_MAX_HEAD_DIM)];
   PackRowsArgs args{};
   args.tokens = {reinterpret_cast<const std::byte*>(x.data()), SPARGE_F32, dim, tokens, dim};
@@ -98,7 +98,8 @@ PackedRows PackNoise(const PackOps& ops, sparge_precision precision, const Quant
   args.centre = centre;
   args.inverse_unit = 1.0f;
   args.max = grid.k_max;
-  args.norm_max = grid.norm_max;
+  args.norm_max = grid.k_norm_max;
+  args.sum_lanes = grid.sum_lanes;
   args.rotate = rotate;
   args.out = rows.out.data();
   args.row_lanes = rows.lanes;
@@ -138,22 +139,37 @@ TEST(Pack, IntegersAreNearAndWithinTheirBounds) {
           }
           const PackedRows rows = PackNoise(*PackOpsFor(isa.isa), precision, grid, x, dim);
           for (int64_t t = 0; t < kBlockK; ++t) {
-            double norm = 0;
-            int64_t sum = 0;
+            // What one accumulator sums: the row, or both halves of the lanes of every 64 numbers.
+            const int64_t sums = grid.Sums(rows.lanes);
+            std::vector<double> norm2(static_cast<size_t>(2 * sums));
+            std::vector<int64_t> sum(static_cast<size_t>(2 * sums));
             for (int64_t d = 0; d < dim; ++d) {
               const int32_t n = NumberAt(rows, precision, t, d);
-              norm += static_cast<double>(n) * n;
-              sum += n;
+              const auto at = static_cast<size_t>(grid.sum_lanes == 0 ? 0 : d / 64 * 2 + d % 4 / 2);
+              norm2[at] += static_cast<double>(n) * n;
+              sum[at] += n;
               ASSERT_LE(std::abs(n), grid.k_max);
               if (kind == 2) continue;  // the scale itself is denormal
               const double value = static_cast<double>(n) * rows.scale[t];
               ASSERT_NEAR(value / rows.scale[t], x[t * dim + d] / rows.scale[t], 0.51) << isa.name << " " << dim;
             }
-            // (norm_max + sqrt(D)/2)^2 < 2^31, and no norm bound: D * 255 * 127 < 2^31.
-            if (grid.norm_max > 0) {
-              ASSERT_LT(norm, 0x1p31);
+            const double rounding = std::sqrt(grid.sum_lanes == 0 ? static_cast<double>(dim) : 32.0) / 2;
+            for (const double n2 : norm2) {
+              if (grid.k_norm_max > 0) {
+                ASSERT_LE(std::sqrt(n2), grid.k_norm_max + rounding + 1e-3);
+              }
             }
-            ASSERT_EQ(rows.start[t], -grid.q_offset * sum);
+            for (int64_t i = 0; i < sums; ++i) {
+              const int32_t start = rows.start[static_cast<size_t>(i * kBlockK + t)];
+              const int64_t first = -grid.q_offset * sum[static_cast<size_t>(2 * i)];
+              if (grid.sum_lanes == 0) {
+                ASSERT_EQ(start, first);
+              } else {
+                ASSERT_EQ(static_cast<int16_t>(start), static_cast<int16_t>(first));
+                ASSERT_EQ(static_cast<int16_t>(start >> 16),
+                          static_cast<int16_t>(-grid.q_offset * sum[static_cast<size_t>(2 * i + 1)]));
+              }
+            }
           }
         }
       }
@@ -184,8 +200,10 @@ TEST(Pack, RotationKeepsDotProducts) {
           norm += std::fabs(x[t * dim + d]) + std::fabs(x[(t + 1) * dim + d]);
         }
         dot *= static_cast<double>(rows.scale[t]) * rows.scale[t + 1] / static_cast<double>(RotationBlock(dim));
-        // Half a step of 1/127 of the largest (at most 4) against every number of the other side.
-        ASSERT_NEAR(dot, expected, 0.5 * 4.5 / 127 * norm) << isa.name << " " << dim;
+        // Half a step of 1/127 of the largest (at most 4) against every number of the other side; a bound on norms may
+        // make the steps twice as coarse.
+        const double step = (grid.k_norm_max > 0 ? 2.0 : 1.0) / 127;
+        ASSERT_NEAR(dot, expected, 0.5 * 4.5 * step * norm) << isa.name << " " << dim;
       }
     }
   }
@@ -201,7 +219,14 @@ TEST(Kernel, GridsCannotOverflow) {
     EXPECT_LE(g8.q_max + g8.q_offset, 255);
     EXPECT_LE(g8.p_max, 255);
     EXPECT_LT(64.0 * g16.p_max * g16.v_max, 0x1p31);
-    EXPECT_LT(std::pow(g16.norm_max + 12.0, 2), 0x1p31);
+    EXPECT_LT((g16.q_norm_max + 12.0) * (g16.k_norm_max + 12.0), 0x1p31);
+    if (g8.sum_lanes != 0) {
+      const double rounding = std::sqrt(32.0) / 2;
+      EXPECT_EQ(g8.sum_lanes, 16);
+      EXPECT_LT((g8.q_norm_max + rounding) * (g8.k_norm_max + rounding), 0x1p15);
+      EXPECT_LT((g8.p_norm_max + rounding) * (g8.v_norm_max + rounding), 0x1p15);
+      EXPECT_LT((g8.p_norm_max + rounding) * g8.fine_max * std::sqrt(32.0), 0x1p15);
+    }
     // Two products of vpmaddubsw must fit int16 where q or p have seven bits.
     if (g8.q_offset == 64) {
       EXPECT_LE(2 * (g8.q_max + g8.q_offset) * g8.k_max, 32767);

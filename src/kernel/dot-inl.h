@@ -48,6 +48,21 @@ struct DotI16 {
   }
   static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
 };
+#elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+struct DotI16 {
+  using Acc = VI;
+  using A = VI;
+  using B = VI;
+  static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
+  static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
+  static HWY_INLINE Acc Start() { return hn::Zero(I32()); }
+  static HWY_INLINE void Step(Acc& acc, A a, B b) {
+    // Assembly, because g++ 12 multiplies ahead of the sums and runs out of registers.
+    VI products;
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(acc.raw), "=&v"(products.raw) : "v"(a.raw), "v"(b.raw));
+  }
+  static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
+};
 #else
 struct DotI16 {
   struct Acc {
@@ -69,7 +84,10 @@ struct DotI16 {
 };
 #endif
 
-// int8: a quad of products per lane into int32, A unsigned and B signed, as x86 wants them.
+// int8: a quad of products per lane, A unsigned and B signed, as x86 wants them. Where a step sums into int32 nothing
+// limits the grid but the bytes: 576 * 255 * 127 < 2^31.
+inline constexpr QuantGrid kGridI8Wide{
+    .q_max = 127, .q_offset = 128, .k_max = 127, .p_max = 255, .v_max = 127, .fine_max = 127, .rotate = true};
 #if HWY_TARGET == HWY_AVX3_DL
 inline constexpr char kInt8Text[] = "u8 x s8 quads by vpdpbusd into int32; q 8 bits";
 // vpdpbusd sums four products exactly in int32: 576 * 255 * 127 < 2^31.
@@ -86,13 +104,15 @@ struct DotI8 {
   }
   static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
 };
-inline constexpr QuantGrid kGridI8{127, 128, 127, 0, 255, 127, true};
+inline constexpr QuantGrid kGridI8 = kGridI8Wide;
 
 #elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-inline constexpr char kInt8Text[] = "u8 x s8 pairs by vpmaddubsw, widened to int32; q 7 bits";
+inline constexpr char kInt8Text[] = "u8 x s8 pairs by vpmaddubsw, 64 dims summed in int16; q 7 bits";
 // vpmaddubsw saturates at int16: two products of 127 * 127 are 32258 and fit, which is why q and p have 7 bits here.
+// Sums may wrap on the way, for the total fits: by the norms below at most (126 + 2.9) * (248 + 2.9) in QK and
+// (180 + 2.9) * (176 + 2.9) in PV, both < 2^15; 2.9 > sqrt(32) / 2 is what rounding can add to the norm of 32 numbers.
 struct DotI8 {
-  using Acc = VI;
+  using Acc = VI;  // pairs of int16
   using A = VI;
   using B = VI;
   static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
@@ -100,17 +120,29 @@ struct DotI8 {
   static HWY_INLINE Acc Start() { return hn::Zero(I32()); }
   static HWY_INLINE Acc Start(VI start) { return start; }
   static HWY_INLINE void Step(Acc& acc, A a, B b) {
+    VI pairs;
+    asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+v"(acc.raw), "=&v"(pairs.raw) : "v"(a.raw), "v"(b.raw));
+  }
+  static HWY_INLINE VF Total(Acc acc) {
 #if HWY_TARGET == HWY_AVX2
-    const __m256i pairs = _mm256_maddubs_epi16(a.raw, b.raw);
-    acc = VI{_mm256_add_epi32(acc.raw, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+    return hn::ConvertTo(F32(), VI{_mm256_madd_epi16(acc.raw, _mm256_set1_epi16(1))});
 #else
-    const __m512i pairs = _mm512_maddubs_epi16(a.raw, b.raw);
-    acc = VI{_mm512_add_epi32(acc.raw, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+    return hn::ConvertTo(F32(), VI{_mm512_madd_epi16(acc.raw, _mm512_set1_epi16(1))});
 #endif
   }
-  static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
 };
-inline constexpr QuantGrid kGridI8{63, 64, 127, 0, 127, 127, true};
+inline constexpr QuantGrid kGridI8{.q_max = 63,
+                                   .q_offset = 64,
+                                   .k_max = 127,
+                                   .p_max = 127,
+                                   .v_max = 127,
+                                   .fine_max = 31,  // 31 * sqrt(32) < 176
+                                   .q_norm_max = 126,
+                                   .k_norm_max = 248,
+                                   .p_norm_max = 180,
+                                   .v_norm_max = 176,
+                                   .sum_lanes = 16,
+                                   .rotate = true};
 
 #elif HWY_TARGET == HWY_EMU128
 inline constexpr char kInt8Text[] = "u8 x s8 in plain C++, summed in int32; q 8 bits";
@@ -132,7 +164,7 @@ struct DotI8 {
   }
   static HWY_INLINE VF Total(const Acc& acc) { return hn::ConvertTo(F32(), acc); }
 };
-inline constexpr QuantGrid kGridI8{127, 128, 127, 0, 255, 127, true};
+inline constexpr QuantGrid kGridI8 = kGridI8Wide;
 
 #else
 inline constexpr char kInt8Text[] = "u8 x s8, even and odd bytes widened to int16, summed in int32; q 8 bits";
@@ -171,7 +203,7 @@ struct DotI8 {
   }
   static HWY_INLINE VF Total(const Acc& acc) { return DotI16::Total(acc); }
 };
-inline constexpr QuantGrid kGridI8{127, 128, 127, 0, 255, 127, true};
+inline constexpr QuantGrid kGridI8 = kGridI8Wide;
 #endif
 
 }  // namespace HWY_NAMESPACE

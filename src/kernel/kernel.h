@@ -36,14 +36,29 @@ inline constexpr int64_t RoundUp(int64_t value, int64_t step) { return (value + 
 inline constexpr int64_t CeilDiv(int64_t value, int64_t step) { return (value + step - 1) / step; }
 
 // The integers that a kernel can multiply without overflow. Packing obeys; docs/numerics.md has the bounds.
+//
+// A bound on L2 norms is one on sums of products, too (Cauchy-Schwarz), and lets narrow accumulators wrap on the way.
+// It holds for what one accumulator sums: all numbers of a row; or, where `sum_lanes` is not 0, the first halves of so
+// many neighbouring lanes, and likewise their second halves. In PV: the keys of a block, or every key that falls into
+// the first half of a lane, and likewise the second.
 struct QuantGrid {
-  int q_max;     // |q| <= q_max, stored as q + q_offset
-  int q_offset;  // makes q unsigned where the instruction wants that; 0 else
-  int k_max;     // |k| <= k_max
-  int norm_max;  // bound on the L2 norms of an integer q row and of a k row; 0 = not needed
-  int p_max;     // probabilities 0..p_max, p_max standing for the tile's row maximum
-  int v_max;     // |v| <= v_max
-  bool rotate;   // rows are rotated before rounding, see rotate-inl.h
+  int q_max;           // |q| <= q_max, stored as q + q_offset
+  int q_offset = 0;    // makes q unsigned where the instruction wants that
+  int k_max;           // |k| <= k_max
+  int p_max;           // probabilities 0..p_max, p_max standing for the tile's row maximum
+  int v_max;           // |v| <= v_max
+  int fine_max;        // the second half of a value's bits: |.| <= fine_max, in steps of 1 / (2 fine_max)
+  int q_norm_max = 0;  // bounds on L2 norms of integers; 0 = not needed
+  int k_norm_max = 0;
+  int p_norm_max = 0;
+  int v_norm_max = 0;
+  int sum_lanes = 0;    // lanes of a row that one narrow accumulator sums; 0 = all
+  bool rotate = false;  // rows are rotated before rounding, see rotate-inl.h
+
+  // Accumulations per row of so many lanes.
+  constexpr int64_t Sums(int64_t row_lanes) const {
+    return sum_lanes == 0 ? 1 : (row_lanes + sum_lanes - 1) / sum_lanes;
+  }
 };
 
 // One query block, packed: `count` rows of `row_lanes` lanes.
@@ -65,11 +80,13 @@ enum class FineValues : uint8_t { kNever, kForPeaks, kAlways };
 struct KeyValueBlocks {
   const std::byte* keys;     // per block: row_lanes x kBlockK lanes
   const float* key_scale;    // per key (integers only)
-  const int32_t* key_start;  // per key: -q_offset * sum of its integers, where the accumulation starts (int8 only)
+  // Where the accumulation starts, per block, accumulation and key: -q_offset * sum of the key's integers (int8 only).
+  // Narrow accumulators: a pair of int16 for the two halves of the lanes.
+  const int32_t* key_start;
   const uint64_t* poison;    // per block: bit j = key or value j is not finite; stored as zeros
   const std::byte* values;   // per block: (kBlockK / PerLane) x channels lanes
   const float* value_scale;  // per block and channel (integers only)
-  // Integers only: what rounding left of the values, in the same layout, in steps of value_scale / (2 v_max); and when
+  // Integers only: what rounding left of the values, in the same layout, in steps of value_scale / (2 fine_max); and when
   // it is needed.
   const std::byte* fine_values;
   const FineValues* fine;

@@ -42,7 +42,7 @@ struct PrecisionF32 {
   static constexpr sparge_precision kPrecision = SPARGE_FP32;
   static constexpr bool kInteger = false;
   static constexpr int kExpDegree = 5;
-  static constexpr QuantGrid kGrid{0, 0, 0, 0, 1, 0, false};
+  static constexpr QuantGrid kGrid{.q_max = 0, .k_max = 0, .p_max = 1, .v_max = 0, .fine_max = 0};
 };
 struct PrecisionI16 {
   using Dot = DotI16;
@@ -53,7 +53,13 @@ struct PrecisionI16 {
   static constexpr int kExpDegree = 5;
   // QK: |q|_2 |k|_2 <= (46300 + sqrt(576)/2)^2 < 2^31, the second term being what rounding can add to a norm.
   // PV: 64 * 8191 * 4095 < 2^31.
-  static constexpr QuantGrid kGrid{32767, 0, 32767, 46300, 8191, 4095, false};
+  static constexpr QuantGrid kGrid{.q_max = 32767,
+                                   .k_max = 32767,
+                                   .p_max = 8191,
+                                   .v_max = 4095,
+                                   .fine_max = 4095,
+                                   .q_norm_max = 46300,
+                                   .k_norm_max = 46300};
 };
 struct PrecisionI8 {
   using Dot = DotI8;
@@ -73,9 +79,10 @@ struct Pass {
   HWY_ALIGN float partial_sum[kPassRows * kLanes];  // of the probabilities of a row, spread over lanes
   HWY_ALIGN float exact_sum[kPassRows * kLanes];    // the same before rounding, for rows where that may matter
   HWY_ALIGN float tile_max[kPassRows];              // log2 units; fp32: what probabilities are relative to
-  HWY_ALIGN float tile_sum[kPassRows];              // of the probabilities as they are stored
+  HWY_ALIGN float tile_sum[kPassRows];              // of the probabilities as they are stored; integers: in 1 / p_max
   HWY_ALIGN float keep[kPassRows];                  // what the old sums are multiplied by
-  HWY_ALIGN float gain[kPassRows];                  // what a stored probability is worth (integers only)
+  HWY_ALIGN float gain[kPassRows];                  // what 1 / p_max of the tile's maximum is worth (integers only)
+  HWY_ALIGN float coarser[kPassRows];               // steps of the stored probabilities in units of 1 / p_max
   int row;                                          // first row in the query block
   int rows;                                         // 1..kPassRows
 };
@@ -129,26 +136,40 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
   const int row = pass.row + rows.first;
   float* scores = pass.scores + rows.first * kBlockK;
   const int64_t row_bytes = query.row_lanes * kLaneBytes;
-  const Operands in{query.rows + row * row_bytes, row_bytes,
-                    args.blocks.keys + block * query.row_lanes * kBlockK * kLaneBytes, kBlockK * kLaneBytes,
-                    query.row_lanes};
+  Operands in{query.rows + row * row_bytes, row_bytes,
+              args.blocks.keys + block * query.row_lanes * kBlockK * kLaneBytes, kBlockK * kLaneBytes,
+              query.row_lanes};
   if constexpr (P::kInteger) {
     const float* key_scale = args.blocks.key_scale + block * kBlockK;
-    [[maybe_unused]] const int32_t* key_start = args.blocks.key_start + block * kBlockK;
     const float* factor = query.factor + row;
-    Multiply<Dot>(
-        in, rows.count, kBlockK,
-        [&](int, int64_t lane) SPARGE_INLINE {
-          if constexpr (P::kGrid.q_offset != 0) {
-            return Dot::Start(hn::Load(I32(), key_start + lane));
-          } else {
-            return Dot::Start();
-          }
-        },
-        [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
-          const VF scaled = hn::Mul(dot, hn::Load(d, key_scale + lane));
-          hn::Store(hn::Mul(scaled, hn::Set(d, factor[r])), d, scores + r * kBlockK + lane);
+    const int64_t sums = P::kGrid.Sums(query.row_lanes);
+    [[maybe_unused]] const int32_t* key_start = args.blocks.key_start + block * sums * kBlockK;
+    const auto start = [&](int, int64_t lane) SPARGE_INLINE {
+      if constexpr (P::kGrid.q_offset != 0) {
+        return Dot::Start(hn::Load(I32(), key_start + lane));
+      } else {
+        return Dot::Start();
+      }
+    };
+    const auto score = [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
+      return hn::Mul(hn::Mul(dot, hn::Load(d, key_scale + lane)), hn::Set(d, factor[r]));
+    };
+    if constexpr (P::kGrid.sum_lanes != 0) in.steps = std::min<int64_t>(P::kGrid.sum_lanes, in.steps);
+    Multiply<Dot>(in, rows.count, kBlockK, start, [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
+      hn::Store(score(r, lane, dot), d, scores + r * kBlockK + lane);
+    });
+    if constexpr (P::kGrid.sum_lanes != 0) {
+      for (int64_t sum = 1; sum < sums; ++sum) {  // a narrow accumulator has to be emptied in between
+        in.a += P::kGrid.sum_lanes * kLaneBytes;
+        in.b += P::kGrid.sum_lanes * in.b_bytes;
+        in.steps = std::min<int64_t>(P::kGrid.sum_lanes, query.row_lanes - sum * P::kGrid.sum_lanes);
+        key_start += kBlockK;
+        Multiply<Dot>(in, rows.count, kBlockK, start, [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
+          float* at = scores + r * kBlockK + lane;
+          hn::Store(hn::Add(score(r, lane, dot), hn::Load(d, at)), d, at);
         });
+      }
+    }
   } else {
     Multiply<Dot>(
         in, rows.count, kBlockK, [&](int, int64_t) SPARGE_INLINE { return Dot::Start(); },
@@ -245,6 +266,20 @@ HWY_INLINE VF StepsOf(VF score, VF base) {
   return p;
 }
 
+// What to multiply a row's numbers by, at most 1, so that neither half of the lanes has an L2 norm above `most`. norm2:
+// their squares, summed over vectors.
+HWY_INLINE VF StepsWithin(VF norm2, int most) {
+  const F32 d;
+  for (int lanes = kLanes; lanes > 4; lanes /= 2) {
+    norm2 = hn::Add(norm2, lanes == 16 ? hn::Reverse(d, norm2) : hn::Reverse8(d, norm2));
+  }
+  norm2 = hn::Add(norm2, hn::Reverse2(d, norm2));
+  const VF half = hn::Max(norm2, hn::Reverse4(d, norm2));
+  // The reciprocal root is good to 2^-11 or so; the margin makes that the safe side.
+  const VF by = hn::Mul(hn::ApproximateReciprocalSqrt(half), hn::Set(d, static_cast<float>(most) * 0.999f));
+  return hn::Min(by, hn::Set(d, 1.0f));
+}
+
 // Probabilities of rows relative to tile_max, and their row sums spread over lanes. The sum is that of the rounded
 // numbers, so that what rounding adds to all of them alike cancels in o / l.
 template <class P, Part kPart = Part::kAll, bool kExact = false>
@@ -259,10 +294,23 @@ HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
       using Dot = typename P::Dot;
       VI n[kTileVectors];
       VF exact = hn::Zero(d);
-      for (int i = 0; i < kTileVectors; ++i) {
-        const VF p = StepsOf<P, kPart>(hn::Load(d, scores + i * kLanes), base);
-        n[i] = hn::NearestInt(p);
-        if constexpr (kExact) exact = hn::Add(exact, p);
+      if constexpr (P::kGrid.p_norm_max == 0) {
+        for (int i = 0; i < kTileVectors; ++i) {
+          const VF p = StepsOf<P, kPart>(hn::Load(d, scores + i * kLanes), base);
+          n[i] = hn::NearestInt(p);
+          if constexpr (kExact) exact = hn::Add(exact, p);
+        }
+      } else {
+        VF p[kTileVectors];
+        VF norm2 = hn::Zero(d);
+        for (int i = 0; i < kTileVectors; ++i) {
+          p[i] = StepsOf<P, kPart>(hn::Load(d, scores + i * kLanes), base);
+          norm2 = hn::MulAdd(p[i], p[i], norm2);
+          if constexpr (kExact) exact = hn::Add(exact, p[i]);
+        }
+        const VF finer = StepsWithin(norm2, P::kGrid.p_norm_max);
+        for (int i = 0; i < kTileVectors; ++i) n[i] = hn::NearestInt(hn::Mul(p[i], finer));
+        pass.coarser[r] = 1.0f / hn::GetLane(finer);
       }
       StoreNarrow(n, out);
       if constexpr (kExact) hn::Store(exact, d, pass.exact_sum + r * kLanes);
@@ -274,6 +322,7 @@ HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
         Dot::Step(acc, Dot::PrepareA(hn::Load(I32(), reinterpret_cast<const int32_t*>(out + j))), ones);
       }
       sum = Dot::Total(acc);
+      if constexpr (P::kGrid.p_norm_max != 0) sum = hn::Mul(sum, hn::Set(d, pass.coarser[r]));
     } else {
       sum = hn::Zero(d);
       for (int j = 0; j < kBlockK; j += kLanes) {
@@ -370,12 +419,16 @@ HWY_NOINLINE void AddProducts(const KernelArgs& args, int64_t block, const std::
   float* o = args.state.o + (pass.row + rows.first) * channels;
   if constexpr (P::kInteger) {
     const float* value_scale = args.blocks.value_scale + block * channels;
-    const float* gain = pass.gain + rows.first;
+    HWY_ALIGN float gain[kPassRows];
+    for (int r = 0; r < rows.count; ++r) {
+      gain[r] = pass.gain[rows.first + r] * fraction;
+      if constexpr (P::kGrid.p_norm_max != 0) gain[r] *= pass.coarser[rows.first + r];
+    }
     Multiply<Dot>(
         in, rows.count, channels, [&](int, int64_t) SPARGE_INLINE { return Dot::Start(); },
         [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
           float* at = o + r * channels + lane;
-          const VF scale = hn::Mul(hn::Load(d, value_scale + lane), hn::Set(d, gain[r] * fraction));
+          const VF scale = hn::Mul(hn::Load(d, value_scale + lane), hn::Set(d, gain[r]));
           hn::Store(hn::MulAdd(dot, scale, hn::Load(d, at)), d, at);
         });
   } else {
@@ -397,7 +450,7 @@ HWY_NOINLINE void AddInParts(const KernelArgs& args, int64_t block, Rows rows, P
   for (int r = rows.first; r < rows.first + rows.count; ++r) pass.tile_sum[r] = row_sum(r);
   AddProducts(args, block, args.blocks.values, 1.0f, rows, pass);
   if (args.blocks.fine[block] != FineValues::kNever) {
-    AddProducts(args, block, args.blocks.fine_values, 0.5f / P::kGrid.v_max, rows, pass);
+    AddProducts(args, block, args.blocks.fine_values, 0.5f / P::kGrid.fine_max, rows, pass);
   }
   Probabilities<P, Part::kSmall>(rows, pass);
   for (int r = rows.first; r < rows.first + rows.count; ++r) pass.tile_sum[r] += row_sum(r) * kSmallBelow;
@@ -411,7 +464,7 @@ HWY_INLINE void AddFineValues(const KernelArgs& args, int64_t block, uint32_t gr
   if (fine == FineValues::kNever) return;
   ForEachGroup(pass, groups, [&](Rows rows) HWY_ATTR {
     if (fine == FineValues::kForPeaks && !HasPeak(pass, rows)) return;
-    AddProducts(args, block, args.blocks.fine_values, 0.5f / P::kGrid.v_max, rows, pass);
+    AddProducts(args, block, args.blocks.fine_values, 0.5f / P::kGrid.fine_max, rows, pass);
   });
 }
 
@@ -421,7 +474,7 @@ HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, uint32_t group
   const F32 d;
   uint32_t doubtful = 0, split = 0;
   if constexpr (P::kInteger) {
-    doubtful = groups & MayLoseWeight(pass, l);
+    doubtful = P::kGrid.p_norm_max != 0 ? groups : groups & MayLoseWeight(pass, l);
     ForEachRun(pass, doubtful, [&](Rows rows) HWY_ATTR { Probabilities<P, Part::kAll, true>(rows, pass); });
   }
   ForEachRun(pass, groups & ~doubtful, [&](Rows rows) HWY_ATTR { Probabilities<P>(rows, pass); });
