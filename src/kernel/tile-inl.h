@@ -38,7 +38,7 @@ static_assert(kPassRows % kLanes == 0 && kPassRows <= 32);
 // move; about a tenth of the precision's error, and ten times what rounding moves in a tile of noise.
 struct PrecisionF32 {
   using Dot = DotF32;
-  using Probability = float;
+  using Rounded = float;
   static constexpr sparge_precision kPrecision = SPARGE_FP32;
   static constexpr bool kInteger = false;
   static constexpr int kExpDegree = 5;
@@ -46,7 +46,7 @@ struct PrecisionF32 {
 };
 struct PrecisionI16 {
   using Dot = DotI16;
-  using Probability = int16_t;
+  using Rounded = int16_t;
   static constexpr sparge_precision kPrecision = SPARGE_INT16;
   static constexpr float kMostLost = 2e-4f;
   static constexpr bool kInteger = true;
@@ -63,7 +63,7 @@ struct PrecisionI16 {
 };
 struct PrecisionI8 {
   using Dot = DotI8;
-  using Probability = uint8_t;
+  using Rounded = uint8_t;
   static constexpr sparge_precision kPrecision = SPARGE_INT8;
   static constexpr float kMostLost = 4e-3f;
   static constexpr bool kInteger = true;
@@ -74,10 +74,9 @@ struct PrecisionI8 {
 // The rows of a pass while they meet one tile. Arrays of one number per row are whole vectors.
 template <class P>
 struct Pass {
-  HWY_ALIGN float scores[kPassRows * kBlockK];
-  HWY_ALIGN typename P::Probability probabilities[kPassRows * kBlockK];
-  HWY_ALIGN float partial_sum[kPassRows * kLanes];  // of the probabilities of a row, spread over lanes
-  HWY_ALIGN float exact_sum[kPassRows * kLanes];    // the same before rounding, for rows where that may matter
+  HWY_ALIGN float scores[kPassRows * kBlockK];      // and then in their place probabilities; integers: in 1 / p_max
+  HWY_ALIGN typename P::Rounded rounded[P::kInteger ? kPassRows * kBlockK : 1];  // probabilities as integers
+  HWY_ALIGN float partial_sum[kPassRows * kLanes];  // of a row's numbers, spread over lanes
   HWY_ALIGN float tile_max[kPassRows];              // log2 units; fp32: what probabilities are relative to
   HWY_ALIGN float tile_sum[kPassRows];              // of the probabilities as they are stored; integers: in 1 / p_max
   HWY_ALIGN float keep[kPassRows];                  // what the old sums are multiplied by
@@ -241,138 +240,151 @@ HWY_INLINE void MoveMaxima(Pass<P>& pass, float* m) {
 // that suits them takes the rest to zero, and all the rest together may matter: then large and small ones get a step
 // each.
 enum class Part { kAll, kLarge, kSmall };
-inline constexpr float kLog2Small = -6;  // small: below this, relative to the row's maximum in the tile
-inline constexpr float kSmallBelow = 1.0f / 64;
+inline constexpr float kSmallBelow = 1.0f / 64;  // of the row's maximum in the tile
 inline constexpr float Log2Of(int p_max) { return p_max == 255 ? 7.99435344f : p_max == 127 ? 6.98868469f : 12.99982387f; }
 
-// What the scores of a row are relative to: 2^(score - base) is the probability in steps (kSmall: in finer ones).
+// One vector of a part, in the steps of that part.
 template <class P, Part kPart>
-HWY_INLINE VF BaseOf(const Pass<P>& pass, int r) {
+HWY_INLINE VF PartOf(VF p) {
   const F32 d;
-  if constexpr (!P::kInteger) return hn::Set(d, pass.tile_max[r]);
-  constexpr float kLog2Steps = Log2Of(P::kGrid.p_max) - (kPart == Part::kSmall ? kLog2Small : 0.0f);
-  return hn::Set(d, pass.tile_max[r] - kLog2Steps);
-}
-
-// One vector of probabilities in steps, before rounding.
-template <class P, Part kPart>
-HWY_INLINE VF StepsOf(VF score, VF base) {
-  const F32 d;
-  const VF p = Exp2Coarse<P::kExpDegree>(hn::Sub(score, base));
-  // The border in steps; kSmall counts in steps 64 times as fine.
-  const VF border = hn::Set(d, static_cast<float>(P::kGrid.p_max) * (kPart == Part::kSmall ? 1.0f : kSmallBelow));
-  if constexpr (kPart == Part::kLarge) return hn::IfThenElseZero(hn::Ge(p, border), p);
-  if constexpr (kPart == Part::kSmall) return hn::IfThenElseZero(hn::Lt(p, border), p);
+  const auto large = hn::Ge(p, hn::Set(d, static_cast<float>(P::kGrid.p_max) * kSmallBelow));
+  if constexpr (kPart == Part::kLarge) return hn::IfThenElseZero(large, p);
+  if constexpr (kPart == Part::kSmall) return hn::IfThenZeroElse(large, hn::Mul(p, hn::Set(d, 1 / kSmallBelow)));
   return p;
 }
 
-// What to multiply a row's numbers by, at most 1, so that neither half of the lanes has an L2 norm above `most`. norm2:
-// their squares, summed over vectors.
-HWY_INLINE VF StepsWithin(VF norm2, int most) {
-  const F32 d;
-  for (int lanes = kLanes; lanes > 4; lanes /= 2) {
-    norm2 = hn::Add(norm2, lanes == 16 ? hn::Reverse(d, norm2) : hn::Reverse8(d, norm2));
+// One row of probabilities to integers, and their sum spread over lanes. The sum is that of the rounded numbers, so that
+// what rounding adds to all of them alike cancels in o / l.
+template <class P>
+HWY_INLINE void RoundRow(const VF (&p)[kTileVectors], int r, Pass<P>& pass) {
+  using Dot = typename P::Dot;
+  auto* out = pass.rounded + r * kBlockK;
+  VI n[kTileVectors];
+  for (int i = 0; i < kTileVectors; ++i) n[i] = hn::NearestInt(p[i]);
+  StoreNarrow(n, out);
+  // The sum is a dot product with ones.
+  constexpr int kPer = PerLane(P::kPrecision);
+  const auto ones = Dot::PrepareB(hn::Set(I32(), kPer == 4 ? 0x01010101 : 0x00010001));
+  auto acc = Dot::Start();
+  for (int j = 0; j < kBlockK; j += kLanes * kPer) {
+    Dot::Step(acc, Dot::PrepareA(hn::Load(I32(), reinterpret_cast<const int32_t*>(out + j))), ones);
   }
-  norm2 = hn::Add(norm2, hn::Reverse2(d, norm2));
-  const VF half = hn::Max(norm2, hn::Reverse4(d, norm2));
-  // The reciprocal root is good to 2^-11 or so; the margin makes that the safe side.
-  const VF by = hn::Mul(hn::ApproximateReciprocalSqrt(half), hn::Set(d, static_cast<float>(most) * 0.999f));
-  return hn::Min(by, hn::Set(d, 1.0f));
+  VF sum = Dot::Total(acc);
+  if constexpr (P::kGrid.p_norm_max != 0) sum = hn::Mul(sum, hn::Set(F32(), pass.coarser[r]));
+  hn::Store(sum, F32(), pass.partial_sum + r * kLanes);
 }
 
-// Probabilities of rows relative to tile_max, and their row sums spread over lanes. The sum is that of the rounded
-// numbers, so that what rounding adds to all of them alike cancels in o / l.
-template <class P, Part kPart = Part::kAll, bool kExact = false>
+// Probabilities of rows relative to tile_max, in place of the scores; and rounded ones, unless these must keep a norm:
+// then the sums of their squares. fp32: with their sums.
+template <class P>
 HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
   const F32 d;
   for (int r = rows.first; r < rows.first + rows.count; ++r) {
-    const float* scores = pass.scores + r * kBlockK;
-    auto* out = pass.probabilities + r * kBlockK;
-    const VF base = BaseOf<P, kPart>(pass, r);
-    VF sum;
-    if constexpr (P::kInteger) {
-      using Dot = typename P::Dot;
-      VI n[kTileVectors];
-      VF exact = hn::Zero(d);
-      if constexpr (P::kGrid.p_norm_max == 0) {
-        for (int i = 0; i < kTileVectors; ++i) {
-          const VF p = StepsOf<P, kPart>(hn::Load(d, scores + i * kLanes), base);
-          n[i] = hn::NearestInt(p);
-          if constexpr (kExact) exact = hn::Add(exact, p);
-        }
+    float* at = pass.scores + r * kBlockK;
+    const VF base = hn::Set(d, pass.tile_max[r] - (P::kInteger ? Log2Of(P::kGrid.p_max) : 0.0f));
+    VF p[kTileVectors];
+    VF sum = hn::Zero(d);
+    for (int i = 0; i < kTileVectors; ++i) {
+      const VF below = hn::Sub(hn::Load(d, at + i * kLanes), base);
+      if constexpr (P::kInteger) {
+        p[i] = Exp2Coarse<P::kExpDegree>(below);
+        if constexpr (P::kGrid.p_norm_max != 0) sum = hn::MulAdd(p[i], p[i], sum);
       } else {
-        VF p[kTileVectors];
-        VF norm2 = hn::Zero(d);
-        for (int i = 0; i < kTileVectors; ++i) {
-          p[i] = StepsOf<P, kPart>(hn::Load(d, scores + i * kLanes), base);
-          norm2 = hn::MulAdd(p[i], p[i], norm2);
-          if constexpr (kExact) exact = hn::Add(exact, p[i]);
-        }
-        const VF finer = StepsWithin(norm2, P::kGrid.p_norm_max);
-        for (int i = 0; i < kTileVectors; ++i) n[i] = hn::NearestInt(hn::Mul(p[i], finer));
-        pass.coarser[r] = 1.0f / hn::GetLane(finer);
+        p[i] = Exp2<P::kExpDegree>(below);
+        sum = hn::Add(sum, p[i]);
       }
-      StoreNarrow(n, out);
-      if constexpr (kExact) hn::Store(exact, d, pass.exact_sum + r * kLanes);
-      // The sum is a dot product with ones.
-      constexpr int kPer = PerLane(P::kPrecision);
-      const auto ones = Dot::PrepareB(hn::Set(I32(), kPer == 4 ? 0x01010101 : 0x00010001));
-      auto acc = Dot::Start();
-      for (int j = 0; j < kBlockK; j += kLanes * kPer) {
-        Dot::Step(acc, Dot::PrepareA(hn::Load(I32(), reinterpret_cast<const int32_t*>(out + j))), ones);
-      }
-      sum = Dot::Total(acc);
-      if constexpr (P::kGrid.p_norm_max != 0) sum = hn::Mul(sum, hn::Set(d, pass.coarser[r]));
-    } else {
-      sum = hn::Zero(d);
-      for (int j = 0; j < kBlockK; j += kLanes) {
-        const VF p = Exp2<P::kExpDegree>(hn::Sub(hn::Load(d, scores + j), base));
-        hn::Store(p, d, out + j);
-        sum = hn::Add(sum, p);
-      }
+      hn::Store(p[i], d, at + i * kLanes);
     }
-    hn::Store(sum, d, pass.partial_sum + r * kLanes);
+    if constexpr (P::kInteger && P::kGrid.p_norm_max == 0) {
+      RoundRow(p, r, pass);
+    } else {
+      hn::Store(sum, d, pass.partial_sum + r * kLanes);
+    }
   }
 }
 
-// Sums over the lanes of each row of the groups, kLanes rows from `first` on; 0 for the others.
+// How much coarser the steps of rows must be so that neither half of the lanes has an L2 norm above p_norm_max; from the
+// sums of squares.
 template <class P>
-HWY_INLINE VF RowSumsOf(const Pass<P>& pass, const float* partial, uint32_t groups, int first) {
+HWY_INLINE void ChooseSteps(Pass<P>& pass) {
   const F32 d;
-  VF sums[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    const int r = first + i;
-    const bool has = r < pass.rows && ((groups >> (r / kGroup)) & 1) != 0;
-    sums[i] = has ? hn::Load(d, partial + r * kLanes) : hn::Zero(d);
+  const auto halves = hn::RebindMask(d, hn::Eq(hn::And(hn::Iota(I32(), 0), hn::Set(I32(), 2)), hn::Zero(I32())));
+  for (int first = 0; first < pass.rows; first += kLanes) {
+    VF firsts[kLanes], seconds[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const VF squares = hn::Load(d, pass.partial_sum + (first + i) * kLanes);
+      firsts[i] = hn::IfThenElseZero(halves, squares);
+      seconds[i] = hn::IfThenZeroElse(halves, squares);
+    }
+    const VF norm = hn::Sqrt(hn::Max(SumOfEach(firsts), SumOfEach(seconds)));
+    const VF most = hn::Set(d, 1.0f / static_cast<float>(P::kGrid.p_norm_max));
+    hn::Store(hn::Max(hn::Mul(norm, most), hn::Set(d, 1.0f)), d, pass.coarser + first);
   }
-  return SumOfEach(sums);
 }
 
-// Groups in which rounding may change the weight of the tile by more than kMostLost of a row's weight so far: it
-// changes each probability by at most half a step, and the largest not at all.
+// Stored probabilities of rows, or a part of them, to integers in the steps that were chosen.
+template <class P, Part kPart = Part::kAll>
+HWY_NOINLINE void RoundProbabilities(Rows rows, Pass<P>& pass) {
+  const F32 d;
+  for (int r = rows.first; r < rows.first + rows.count; ++r) {
+    const VF finer = hn::Set(d, P::kGrid.p_norm_max != 0 ? 1.0f / pass.coarser[r] : 1.0f);
+    VF p[kTileVectors];
+    for (int i = 0; i < kTileVectors; ++i) {
+      p[i] = hn::Mul(PartOf<P, kPart>(hn::Load(d, pass.scores + r * kBlockK + i * kLanes)), finer);
+    }
+    RoundRow(p, r, pass);
+  }
+}
+
+// Sums of the rows of the groups, from partial_sum; 0 for the others.
+template <class P>
+HWY_INLINE void SumRows(uint32_t groups, const Pass<P>& pass, float* out) {
+  const F32 d;
+  for (int first = 0; first < pass.rows; first += kLanes) {
+    VF sums[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const int r = first + i;
+      const bool has = r < pass.rows && ((groups >> (r / kGroup)) & 1) != 0;
+      sums[i] = has ? hn::Load(d, pass.partial_sum + r * kLanes) : hn::Zero(d);
+    }
+    hn::Store(SumOfEach(sums), d, out + first);
+  }
+}
+
+// Groups in which rounding may have changed the weight of the tile by more than kMostLost of a row's weight so far: it
+// changes each probability by at most half a step, and the largest hardly.
 template <class P>
 HWY_INLINE uint32_t MayLoseWeight(const Pass<P>& pass, const float* l) {
   const F32 d;
   uint32_t rows = 0;
   for (int r = 0; r < pass.rows; r += kLanes) {
     const VF gain = hn::Load(d, pass.gain + r);
-    const VF least = hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r),
-                                hn::Mul(gain, hn::Set(d, static_cast<float>(P::kGrid.p_max))));
-    const VF most = hn::Mul(gain, hn::Set(d, 0.5f * (kBlockK - 1) / P::kMostLost));
-    rows |= MaskBits(hn::Gt(most, least)) << r;
+    VF most = hn::Mul(gain, hn::Set(d, 0.5f * (kBlockK - 1)));
+    if constexpr (P::kGrid.p_norm_max != 0) most = hn::Mul(most, hn::Load(d, pass.coarser + r));
+    const VF tile = hn::MulSub(hn::Load(d, pass.tile_sum + r), gain, most);
+    const VF least = hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r), tile);
+    rows |= MaskBits(hn::Gt(most, hn::Mul(least, hn::Set(d, P::kMostLost)))) << r;
   }
   return GroupsWith(rows);
 }
 
-// Those of the doubtful groups in which it really does.
+// Those of the doubtful groups in which it really did.
 template <class P>
-HWY_INLINE uint32_t LoseWeight(const Pass<P>& pass, uint32_t doubtful, const float* l) {
-  if (doubtful == 0) return 0;
+HWY_NOINLINE uint32_t LoseWeight(uint32_t doubtful, const float* l, Pass<P>& pass) {
   const F32 d;
+  ForEachRun(pass, doubtful, [&](Rows run) HWY_ATTR {
+    for (int r = run.first; r < run.first + run.count; ++r) {
+      VF sum = hn::Zero(d);
+      for (int j = 0; j < kBlockK; j += kLanes) sum = hn::Add(sum, hn::Load(d, pass.scores + r * kBlockK + j));
+      hn::Store(sum, d, pass.partial_sum + r * kLanes);
+    }
+  });
+  HWY_ALIGN float exact_sum[kPassRows];
+  SumRows(doubtful, pass, exact_sum);
   uint32_t rows = 0;
   for (int r = 0; r < pass.rows; r += kLanes) {
     const VF gain = hn::Load(d, pass.gain + r);
-    const VF exact = RowSumsOf(pass, pass.exact_sum, doubtful, r);
+    const VF exact = hn::Load(d, exact_sum + r);
     const VF lost = hn::Mul(hn::AbsDiff(exact, hn::Load(d, pass.tile_sum + r)), gain);
     const VF weight = hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r), hn::Mul(exact, gain));
     rows |= MaskBits(hn::Gt(lost, hn::Mul(weight, hn::Set(d, P::kMostLost)))) << r;
@@ -413,8 +425,10 @@ HWY_NOINLINE void AddProducts(const KernelArgs& args, int64_t block, const std::
   const F32 d;
   const int64_t channels = args.blocks.channels;
   constexpr int kSteps = kBlockK / PerLane(P::kPrecision);
-  constexpr int64_t kRowBytes = kBlockK * static_cast<int64_t>(sizeof(typename P::Probability));
-  const Operands in{reinterpret_cast<const std::byte*>(pass.probabilities) + rows.first * kRowBytes, kRowBytes,
+  constexpr int64_t kRowBytes = kBlockK * static_cast<int64_t>(sizeof(typename P::Rounded));
+  const void* probabilities = pass.scores;
+  if constexpr (P::kInteger) probabilities = pass.rounded;
+  const Operands in{static_cast<const std::byte*>(probabilities) + rows.first * kRowBytes, kRowBytes,
                     all_values + block * kSteps * channels * kLaneBytes, channels * kLaneBytes, kSteps};
   float* o = args.state.o + (pass.row + rows.first) * channels;
   if constexpr (P::kInteger) {
@@ -446,14 +460,27 @@ HWY_NOINLINE void AddInParts(const KernelArgs& args, int64_t block, Rows rows, P
   const auto row_sum = [&](int r) HWY_ATTR {
     return hn::GetLane(hn::SumOfLanes(d, hn::Load(d, pass.partial_sum + r * kLanes)));
   };
-  Probabilities<P, Part::kLarge>(rows, pass);
-  for (int r = rows.first; r < rows.first + rows.count; ++r) pass.tile_sum[r] = row_sum(r);
+  const int end = rows.first + rows.count;
+  RoundProbabilities<P, Part::kLarge>(rows, pass);
+  for (int r = rows.first; r < end; ++r) pass.tile_sum[r] = row_sum(r);
   AddProducts(args, block, args.blocks.values, 1.0f, rows, pass);
   if (args.blocks.fine[block] != FineValues::kNever) {
     AddProducts(args, block, args.blocks.fine_values, 0.5f / P::kGrid.fine_max, rows, pass);
   }
-  Probabilities<P, Part::kSmall>(rows, pass);
-  for (int r = rows.first; r < rows.first + rows.count; ++r) pass.tile_sum[r] += row_sum(r) * kSmallBelow;
+  if constexpr (P::kGrid.p_norm_max != 0) {
+    for (int r = rows.first; r < end; ++r) {
+      VF sum = hn::Zero(d);
+      for (int j = 0; j < kBlockK; j += kLanes) {
+        const VF p = PartOf<P, Part::kSmall>(hn::Load(d, pass.scores + r * kBlockK + j));
+        sum = hn::MulAdd(p, p, sum);
+      }
+      // The norm of both halves together is enough here.
+      const float norm = std::sqrt(hn::GetLane(hn::SumOfLanes(d, sum)));
+      pass.coarser[r] = std::max(norm / static_cast<float>(P::kGrid.p_norm_max), 1.0f);
+    }
+  }
+  RoundProbabilities<P, Part::kSmall>(rows, pass);
+  for (int r = rows.first; r < end; ++r) pass.tile_sum[r] += row_sum(r) * kSmallBelow;
   AddProducts(args, block, args.blocks.values, kSmallBelow, rows, pass);
 }
 
@@ -471,24 +498,23 @@ HWY_INLINE void AddFineValues(const KernelArgs& args, int64_t block, uint32_t gr
 // Probabilities, then o and l over the tile: old * keep + tile * gain.
 template <class P>
 HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, uint32_t groups, Pass<P>& pass, float* l) {
-  const F32 d;
-  uint32_t doubtful = 0, split = 0;
-  if constexpr (P::kInteger) {
-    doubtful = P::kGrid.p_norm_max != 0 ? groups : groups & MayLoseWeight(pass, l);
-    ForEachRun(pass, doubtful, [&](Rows rows) HWY_ATTR { Probabilities<P, Part::kAll, true>(rows, pass); });
-  }
-  ForEachRun(pass, groups & ~doubtful, [&](Rows rows) HWY_ATTR { Probabilities<P>(rows, pass); });
+  uint32_t split = 0;
+  ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR { Probabilities(rows, pass); });
   ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR { Rescale(args, rows, pass); });
-  for (int r = 0; r < pass.rows; r += kLanes) {
-    hn::Store(RowSumsOf(pass, pass.partial_sum, groups, r), d, pass.tile_sum + r);
+  if constexpr (P::kGrid.p_norm_max != 0) {
+    ChooseSteps(pass);
+    ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR { RoundProbabilities<P>(rows, pass); });
   }
+  SumRows(groups, pass, pass.tile_sum);
   if constexpr (P::kInteger) {
-    split = LoseWeight(pass, doubtful, l);
+    const uint32_t doubtful = groups & MayLoseWeight(pass, l);
+    if (doubtful != 0) split = LoseWeight(doubtful, l, pass);
     ForEachGroup(pass, split, [&](Rows rows) HWY_ATTR { AddInParts(args, block, rows, pass); });
     AddFineValues(args, block, groups & ~split, pass);
   }
   ForEachRun(pass, groups & ~split,
              [&](Rows rows) HWY_ATTR { AddProducts(args, block, args.blocks.values, 1.0f, rows, pass); });
+  const F32 d;
   for (int r = 0; r < pass.rows; r += kLanes) {
     VF tile = hn::Load(d, pass.tile_sum + r);
     if constexpr (P::kInteger) tile = hn::Mul(tile, hn::Load(d, pass.gain + r));
