@@ -406,14 +406,18 @@ HWY_INLINE bool HasPeak(const Pass<P>& pass, Rows rows) {
 
 // o *= keep, which is 1 for most rows of most tiles.
 template <class P>
-HWY_INLINE void Rescale(const KernelArgs& args, Rows rows, const Pass<P>& pass) {
+HWY_INLINE void Rescale(const KernelArgs& args, const Pass<P>& pass) {
   const F32 d;
   const int64_t channels = args.blocks.channels;
-  for (int r = rows.first; r < rows.first + rows.count; ++r) {
-    if (pass.keep[r] == 1.0f) continue;
-    const VF keep = hn::Set(d, pass.keep[r]);
-    float* o = args.state.o + (pass.row + r) * channels;
-    for (int64_t c = 0; c < channels; c += kLanes) hn::Store(hn::Mul(hn::Load(d, o + c), keep), d, o + c);
+  for (int first = 0; first < pass.rows; first += kLanes) {
+    uint32_t moved = MaskBits(hn::Ne(hn::Load(d, pass.keep + first), hn::Set(d, 1.0f)));
+    for (; moved != 0; moved &= moved - 1) {
+      const int r = first + std::countr_zero(moved);
+      if (r >= pass.rows) break;
+      float* o = args.state.o + (pass.row + r) * channels;
+      const VF keep = hn::Set(d, pass.keep[r]);
+      for (int64_t c = 0; c < channels; c += kLanes) hn::Store(hn::Mul(hn::Load(d, o + c), keep), d, o + c);
+    }
   }
 }
 
@@ -500,7 +504,7 @@ template <class P>
 HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, uint32_t groups, Pass<P>& pass, float* l) {
   uint32_t split = 0;
   ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR { Probabilities(rows, pass); });
-  ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR { Rescale(args, rows, pass); });
+  Rescale(args, pass);
   if constexpr (P::kGrid.p_norm_max != 0) {
     ChooseSteps(pass);
     ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR { RoundProbabilities<P>(rows, pass); });
