@@ -33,10 +33,10 @@ void FillNoise(Rows& rows, Random random) {
   for (float& x : rows.values) x = normal(random);
 }
 
-// A walk of unit variance in which neighbours have cosine 0.98, with a jump to a new place every 100 tokens or so:
-// like the scenes of a video or the topics of a text.
+// A walk of unit variance in which neighbours have cosine 0.99, with a jump to a new place every 500 tokens or so: like
+// the scenes of a video. Most blocks are self-similar, some are not.
 void FillWalk(Rows& rows, Random random) {
-  constexpr float kStay = 0.98f, kJump = 0.01f;
+  constexpr float kStay = 0.99f, kJump = 0.002f;
   const float step = std::sqrt(1 - kStay * kStay);
   std::normal_distribution<float> normal;
   std::uniform_real_distribution<float> uniform;
@@ -50,15 +50,17 @@ void FillWalk(Rows& rows, Random random) {
   }
 }
 
-// Queries that look for their own neighbourhood: what the key of the same position has, and noise.
+// Queries that look for their own neighbourhood: what the key of the same position has, and noise. A query's score with
+// that key is kKey * 8 for every head size, so that its neighbourhood has most of the weight among thousands of keys.
 void FillSeekers(Rows& q, const Rows& k, Random random) {
   constexpr float kKey = 1.6f, kNoise = 0.8f;
+  const float gain = 8 / std::sqrt(static_cast<float>(q.dim));
   std::normal_distribution<float> normal;
   for (int64_t h = 0; h < q.heads; ++h) {
     for (int64_t t = 0; t < q.tokens; ++t) {
       const float* key = k.Row(h / (q.heads / k.heads), std::max<int64_t>(t + k.tokens - q.tokens, 0));
       float* row = q.Row(h, t);
-      for (int64_t d = 0; d < q.dim; ++d) row[d] = kKey * key[d] + kNoise * normal(random);
+      for (int64_t d = 0; d < q.dim; ++d) row[d] = gain * (kKey * key[d] + kNoise * normal(random));
     }
   }
 }

@@ -66,7 +66,9 @@ std::string TimeLine(size_t number, const BenchResult& result) {
                  OrDash(result.times_ms.size() > 2, Format("%.1f%%", 100 * Spread(result.times_ms))).c_str(),
                  100 * Kept(result));
   line += Format(" %7s %5s", OrDash(timed && checked, Short(Rate(result, result.computed_flops))).c_str(),
-                 OrDash(timed && result.peak_gops > 0, Format("%.0f%%", 100 * PeakShare(result))).c_str());
+                 OrDash(timed && result.peak_gops > 0,
+                        Format("%.*f%%", PeakShare(result) < 0.0995 ? 1 : 0, 100 * PeakShare(result)))
+                     .c_str());
   return line + Format(" %9s\n", OrDash(checked, checked ? Format("%.1e", result.verdict->relative_l1) : "").c_str());
 }
 
@@ -80,8 +82,9 @@ std::string StageLine(size_t number, const BenchResult& result) {
                  result.times_ms.size());
   if (!result.verdict) return line + "   not checked\n";
   const Verdict& v = *result.verdict;
-  return line + Format(" %8lld of %-8lld %8.1e %9.1e %9.1e\n", static_cast<long long>(v.rows_checked),
-                       static_cast<long long>(v.rows), v.bound, v.worst_row, v.row_bound);
+  const std::string rows =
+      Format("%lld of %lld", static_cast<long long>(v.rows_checked), static_cast<long long>(v.rows));
+  return line + Format(" %16s %8.1e %9.1e %9.1e\n", rows.c_str(), v.bound, v.worst_row, v.row_bound);
 }
 
 Json StagesJson(const StageTimes& stages) {
@@ -156,10 +159,10 @@ std::string BenchText(const BenchReport& report) {
   text += Format("%3s %7s %4s %-5s %-11s %7s %8s %8s %6s %5s %7s %5s %9s\n", "no", "tokens", "dim", "prec.", "select",
                  "threads", "min ms", "median", "spread", "kept", "GFLOP/s", "peak", "error");
   for (size_t i = 0; i < report.results.size(); ++i) text += TimeLine(i + 1, report.results[i]);
-  text += Format("\n%3s %35s %9s %4s %20s %8s %9s %9s\n", "", "median ms of each stage", "dense", "", "rows", "error",
-                 "worst", "row");
-  text += Format("%3s %8s %8s %8s %8s %9s %4s %20s %8s %9s %9s\n", "no", "pack", "predict", "schedule", "kernel",
-                 "GFLOP/s", "runs", "checked", "bound", "row", "bound");
+  text += Format("\n%3s %35s %9s %4s %16s %8s %9s %9s\n", "", "median ms of each stage", "dense", "", "rows", "error",
+                 "worst", "bound of");
+  text += Format("%3s %8s %8s %8s %8s %9s %4s %16s %8s %9s %9s\n", "no", "pack", "predict", "schedule", "kernel",
+                 "GFLOP/s", "runs", "checked", "bound", "row", "a row");
   for (size_t i = 0; i < report.results.size(); ++i) text += StageLine(i + 1, report.results[i]);
   text += "\nTo repeat a case alone:\n";
   for (size_t i = 0; i < report.repeat.size(); ++i) text += Format("%3zu %s\n", i + 1, report.repeat[i].c_str());
@@ -167,13 +170,13 @@ std::string BenchText(const BenchReport& report) {
 }
 
 std::string BenchJson(const BenchReport& report) {
-  Json json = {{"version", sparge_version()}, {"cpu", report.cpu}, {"isa", report.isa}, {"peaks", Json::array()}};
+  Json machine = {{"cpu", report.cpu}, {"isa", report.isa}, {"threads", report.all_threads}, {"peaks", Json::array()}};
   for (const auto& [key, peak] : report.peaks) {
     if (peak.gops == 0) continue;
-    json["peaks"].push_back(
+    machine["peaks"].push_back(
         {{"threads", key.first}, {"precision", NameOf(key.second)}, {"gops", peak.gops}, {"instructions", peak.text}});
   }
-  json["cases"] = Json::array();
+  Json json = {{"version", sparge_version()}, {"machine", std::move(machine)}, {"cases", Json::array()}};
   for (size_t i = 0; i < report.results.size(); ++i) {
     json["cases"].push_back(ResultJson(report.results[i], report.repeat[i]));
   }

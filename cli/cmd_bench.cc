@@ -136,7 +136,8 @@ void TimeAll(const BenchOptions& options, const Cases& cases, Peaks& peaks) {
 }
 
 int Bench(const BenchOptions& options) {
-  const std::vector<BenchCase> list = ExpandCases(options, Context(0).threads());
+  const int32_t all_threads = Context(0).threads();
+  const std::vector<BenchCase> list = ExpandCases(options, all_threads);
   const Cases cases(list);
   Peaks peaks(cases.isa(), list);
   if (options.once) {
@@ -145,7 +146,7 @@ int Bench(const BenchOptions& options) {
     VerifyAll(cases);
     TimeAll(options, cases, peaks);
   }
-  BenchReport report{CpuName(), cases.isa(), peaks.best(), {}, {}};
+  BenchReport report{CpuName(), cases.isa(), all_threads, peaks.best(), {}, {}};
   for (const auto& run : cases.runs()) {
     BenchResult& result = report.results.emplace_back(run->result());
     result.peak_gops = peaks.best().at({result.c.threads, result.c.precision}).gops;
