@@ -4,8 +4,8 @@
 Times on a shared machine move by more than a slip in a loop costs; instruction counts do not move at all. Counted is
 what happens inside `sparge_run`, on one thread, with the instruction set avx2 (valgrind knows no AVX-512).
 
-Exit code 0: no case grew, or counts of this compiler cannot be compared with the table. 1: a case grew by more than 3 %,
-or has no entry. 2: could not count.
+Exit code 0: no case grew, or counts of this compiler cannot be compared with the table. 1: a case grew by more than
+3 %, or has no entry. 2: could not count.
 """
 import argparse
 import concurrent.futures
@@ -17,8 +17,8 @@ import subprocess
 import sys
 
 TABLE = pathlib.Path(__file__).with_suffix(".json")
-# Counts of one build repeat to a few hundred instructions, so this is not for noise: it is what a change may cost without
-# having to say so.
+# Counts of one build repeat to a few hundred instructions, so this is not for noise: it is what a change may cost
+# without having to say so.
 LIMIT = 0.03
 
 CASES = {
@@ -153,7 +153,7 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "test", metavar="DIR",
                         help="folder of a Release build; default build/test")
     parser.add_argument("--update", action="store_true", help="write the counts into the table")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="cases at once; default all cores")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="cases at once; default all")
     try:
         sys.exit(run(parser.parse_args()))
     except CannotCount as error:

@@ -39,7 +39,7 @@ void AddIntegers(CLI::App& app, const std::string& flag, const std::string& help
 }
 
 void AddInteger(CLI::App& app, const std::string& flag, const std::string& help, const std::string& group,
-                std::function<void(int64_t)> take, int64_t high) {
+                const std::function<void(int64_t)>& take, int64_t high) {
   AddText(app, flag, "N", help, group,
           [flag, high, take](const std::string& text) { take(ParseInteger(flag, text, 1, high)); });
 }
@@ -54,6 +54,7 @@ void AddShares(CLI::App& app, const std::string& flag, const std::string& help, 
 template <class T>
 T ByName(const std::string& flag, const std::string& text, const std::vector<T>& values) {
   std::vector<std::string> names;
+  names.reserve(values.size());
   for (const T value : values) names.emplace_back(NameOf(value));
   ParseChoice(flag, text, names);
   return values[static_cast<size_t>(std::find(names.begin(), names.end(), text) - names.begin())];

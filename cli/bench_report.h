@@ -15,7 +15,7 @@ namespace sparge::cli {
 
 struct BenchReport {
   std::string cpu, isa;
-  int32_t all_threads = 0;  // what the library takes if not told
+  int32_t all_threads = 0;                                     // what the library takes if not told
   std::map<std::pair<int32_t, sparge_precision>, Peak> peaks;  // by threads and precision; those that cases need
   std::vector<BenchResult> results;
   std::vector<std::string> repeat;  // a command line for each result

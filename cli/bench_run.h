@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -40,9 +41,9 @@ class BenchRun {
 
   // Runs once and compares with the reference.
   void Verify();
-  // Runs and keeps the times. Short cases run once before, untimed: other cases had the caches since the last time.
+  // Runs and keeps the times. A case whose last run was short runs once before, untimed: others had the caches since.
   void Time();
-  // Milliseconds of a run that is not kept.
+  // Milliseconds that one call of Time will take, the untimed run included.
   double Probe();
   // After the last Time: does the result still have the bits that were checked?
   void CheckSteady();
@@ -60,6 +61,7 @@ class BenchRun {
   Plan plan_;
   RunArgs args_;
   Stats stats_;
+  double last_ms_ = std::numeric_limits<double>::infinity();
   BenchResult result_;
 };
 

@@ -79,7 +79,7 @@ void VerifyAll(const Cases& cases) {
   }
 }
 
-// How often a case that takes `ms` is to be timed.
+// How often a case is to be timed if that takes `ms`.
 int64_t RoundsFor(const BenchOptions& options, double ms) {
   if (options.rounds) return *options.rounds;
   const double fit = std::floor(options.seconds.value_or(kDefaultSeconds) * 1e3 / std::max(ms, 1e-3));
@@ -105,9 +105,9 @@ class TimeProgress {
   }
 
  private:
-  static constexpr int64_t kSteps = 100;
+  static constexpr int kSteps = 100;
   double expected_ms_, done_ms_ = 0;
-  int64_t steps_ = 0;
+  int steps_ = 0;
   Progress bar_;
 };
 

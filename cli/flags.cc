@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <utility>
 
 #include "io/tensor.h"
 
@@ -13,8 +12,8 @@ namespace sparge::cli {
 using io::Quoted;
 
 void AddText(CLI::App& app, const std::string& flag, const std::string& kind, const std::string& help,
-             const std::string& group, std::function<void(const std::string&)> take) {
-  app.add_option_function<std::string>(flag, std::move(take), help)->type_name(kind)->group(group);
+             const std::string& group, const std::function<void(const std::string&)>& take) {
+  app.add_option_function<std::string>(flag, take, help)->type_name(kind)->group(group);
 }
 
 double ParseNumber(const std::string& flag, const std::string& text) {

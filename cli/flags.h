@@ -20,7 +20,7 @@ class UsageError : public std::runtime_error {
 
 // A call with the flag's text. Texts are parsed here and not by CLI11, which takes "" for "not given".
 void AddText(CLI::App& app, const std::string& flag, const std::string& kind, const std::string& help,
-             const std::string& group, std::function<void(const std::string&)> take);
+             const std::string& group, const std::function<void(const std::string&)>& take);
 
 double ParseNumber(const std::string& flag, const std::string& text);                           // finite
 double ParseNumber(const std::string& flag, const std::string& text, double low, double high);  // both included

@@ -36,7 +36,7 @@ void AddFile(CLI::App& app, const std::string& flag, const std::string& help, co
       ->group(group);
 }
 
-void AddChoice(CLI::App& app, const std::string& flag, const std::string& help, std::vector<std::string> choices,
+void AddChoice(CLI::App& app, const std::string& flag, const std::string& help, const std::vector<std::string>& choices,
                std::function<void(const std::string&)> take) {
   AddText(app, flag, JoinChoices(choices), help, "Sparsity",
           [=, take = std::move(take)](const std::string& text) { take(ParseChoice(flag, text, choices)); });

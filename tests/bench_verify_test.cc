@@ -151,7 +151,7 @@ TEST(BenchCase, CountsOperations) {
   double pairs = 0;
   for (int64_t i = 0; i < c.queries; ++i) pairs += static_cast<double>(i + 40 + 1);
   EXPECT_DOUBLE_EQ(DenseFlops(c), 4 * 32 * 4 * pairs);
-  std::vector<uint8_t> map(4 * 3 * 5, 1);
+  std::vector<uint8_t> map(60, 1);
   EXPECT_DOUBLE_EQ(MapFlops(c, map), DenseFlops(c));  // hidden tiles have no pairs
   std::fill(map.begin(), map.end(), 0);
   map[0] = 1;  // queries 0 to 127 see 41 to 168 keys, of the first block at most 64
@@ -172,7 +172,7 @@ TEST(BenchData, RandomMapKeepsItsShareOfVisibleTiles) {
   const std::vector<uint8_t> map = MakeRandomMap(c);
   for (int64_t row = 0; row < 4 * 10; ++row) {
     const int64_t visible = (row % 10 + 1) * 2;
-    const uint8_t* tiles = map.data() + row * 20;
+    const uint8_t* tiles = map.data() + 20 * row;
     EXPECT_EQ(std::count(tiles, tiles + visible, 1), std::max<int64_t>(1, (visible + 5) / 10)) << row;
     EXPECT_EQ(std::count(tiles + visible, tiles + 20, 1), 0) << row;
   }

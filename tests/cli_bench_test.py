@@ -11,14 +11,14 @@ import unittest
 SPARGE = ""
 SMALL = ("--tokens", "200", "--dim", "16", "--rounds", "3", "--threads", "1")
 CASE_FIELDS = {
-    "tokens", "queries", "dim", "heads", "kv_heads", "causal", "dtype", "data", "seed", "precision", "select", "tau", "topk",
-    "keep", "pv_skip", "threads", "min_ms", "median_ms", "spread", "times_ms", "stages_ms", "dense_gflop", "dense_gflops",
-    "computed_gflops", "peak_gops", "peak_share", "kept", "qk_tiles", "pv_tiles", "sparsity", "work", "verification",
-    "steady", "passed", "repeat"}
+    "tokens", "queries", "dim", "heads", "kv_heads", "causal", "dtype", "data", "seed", "precision", "select",
+    "tau", "topk", "keep", "pv_skip", "threads", "min_ms", "median_ms", "spread", "times_ms", "stages_ms",
+    "dense_gflop", "dense_gflops", "computed_gflops", "peak_gops", "peak_share", "kept", "qk_tiles", "pv_tiles",
+    "sparsity", "work", "verification", "steady", "passed", "repeat"}
 VERIFICATION_FIELDS = {"relative_l1", "bound", "worst_row", "row_bound", "rows_checked", "rows", "passed"}
 # What a case is, and what must come out the same when it is repeated.
-SAME = ("tokens", "queries", "dim", "heads", "kv_heads", "causal", "dtype", "data", "seed", "precision", "select", "tau",
-        "topk", "keep", "pv_skip", "threads", "dense_gflop", "kept", "qk_tiles", "pv_tiles", "verification")
+SAME = ("tokens", "queries", "dim", "heads", "kv_heads", "causal", "dtype", "data", "seed", "precision", "select",
+        "tau", "topk", "keep", "pv_skip", "threads", "dense_gflop", "kept", "qk_tiles", "pv_tiles", "verification")
 
 
 def call(*args, env=None):
@@ -71,7 +71,8 @@ class Bench(unittest.TestCase):
 
     def test_lists_make_cases(self):
         report = self.report("--tokens", "100,200", "--dim", "8,16", "--precision", "int8,fp32", "--rounds", "1", "--select",
-                             "dense,cdf,topk,random", "--keep", "0.5,0.1", "--tau", "0.9", "--topk", "0.25", "--threads", "1,2")
+                             "dense,cdf,topk,random", "--keep", "0.5,0.1", "--tau", "0.9", "--topk", "0.25", "--
+                             threads", "1,2")
         self.assertEqual(len(report["cases"]), 2 * 2 * 2 * 5 * 2)
         kinds = {(c["select"], c["keep"], c["tau"], c["topk"], c["data"], c["pv_skip"]) for c in report["cases"]}
         self.assertEqual(kinds, {("dense", None, None, None, "noise", "off"), ("cdf", None, 0.9, None, "local", 10),
@@ -103,9 +104,10 @@ class Bench(unittest.TestCase):
         isas = [x["name"] for x in json.loads(subprocess.run([SPARGE, "info", "--json"], capture_output=True,
                                                              text=True).stdout)["isas"] if x["runnable"]]
         env = {"SPARGE_ISA": isas[-1]}
-        flags = ("--tokens", "300,150", "--queries", "140", "--dim", "12", "--heads", "4", "--kv-heads", "2", "--select",
-                 "cdf,random", "--tau", "0.875", "--keep", "0.3", "--causal", "--dtype", "fp16", "--data", "local", "--seed",
-                 "7", "--pv-skip", "12", "--threads", "2,1", "--rounds", "2", "--precision", "int8,fp32")
+        flags = ("--tokens", "300,150", "--queries", "140", "--dim", "12", "--heads", "4", "--kv-heads", "2", "--
+                 select", "cdf,random", "--tau", "0.875", "--keep", "0.3", "--causal", "--dtype", "fp16", "--
+                 data", "local", "--seed", "7", "--pv-skip", "12", "--threads", "2,1", "--rounds", "2", "--
+                 precision", "int8,fp32")
         cases = self.report(*flags, env=env)["cases"]
         for case in (cases[0], cases[-1]):
             words = shlex.split(case["repeat"])
