@@ -34,11 +34,28 @@ namespace hn = hwy::HWY_NAMESPACE;
 // More than latency x throughput of every known core (4 to 5 cycles, 2 a cycle), and few enough for 16 registers.
 constexpr int kChains = 12;
 
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+#if HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
 using Vector = hn::Vec<hn::ScalableTag<int32_t>>;
 
 // Assembly, so that the compiler neither hoists the products out of the loop nor folds them. `Step` adds one
 // instruction's products to an accumulator.
+#if HWY_TARGET == HWY_NEON
+struct StepFp32 {
+  static constexpr char kText[] = "fmla";
+  static constexpr int kProductsPerLane = 1;
+  static HWY_INLINE void Step(Vector& acc, const Vector& a, const Vector& b) {
+    asm volatile("fmla %0.4s, %1.4s, %2.4s" : "+w"(acc.raw) : "w"(a.raw), "w"(b.raw));
+  }
+};
+struct StepInt16 {
+  static constexpr char kText[] = "smlal";
+  static constexpr int kProductsPerLane = 1;
+  static HWY_INLINE void Step(Vector& acc, const Vector& a, const Vector& b) {
+    asm volatile("smlal %0.4s, %1.4h, %2.4h" : "+w"(acc.raw) : "w"(a.raw), "w"(b.raw));
+  }
+};
+using StepInt8 = StepInt16;  // smull + sadalp do as many products per instruction
+#else
 struct StepFp32 {
   static constexpr char kText[] = "vfmadd231ps";
   static constexpr int kProductsPerLane = 1;
@@ -83,6 +100,7 @@ struct StepInt8 {
   }
 };
 #endif
+#endif  // x86
 
 template <class S>
 HWY_NOINLINE void Run(int64_t rounds) {
@@ -109,56 +127,6 @@ template <class S>
 inline constexpr PeakLoop kLoop{&Run<S>, 2.0 * kChains * sizeof(Vector) / sizeof(int32_t) * S::kProductsPerLane,
                                 S::kText};
 inline constexpr PeakLoop kPeakLoops[3] = {kLoop<StepFp32>, kLoop<StepInt16>, kLoop<StepInt8>};
-
-#elif HWY_TARGET == HWY_NEON
-// The operands are read from memory each round, behind a barrier: else the compiler would multiply once and only add.
-// 3 x 4 products of 7 loads, as in a kernel, so that the loads do not limit.
-constexpr int kRowsA = 3, kVectorsB = 4;
-static_assert(kRowsA * kVectorsB == kChains);
-
-struct StepFp32 {
-  using Tag = hn::ScalableTag<float>;
-  struct Acc {
-    HWY_INLINE Acc() : sum(hn::Zero(Tag())) {}
-    hn::Vec<Tag> sum;
-  };
-  static HWY_INLINE void Step(Acc& acc, hn::Vec<Tag> a, hn::Vec<Tag> b) { acc.sum = hn::MulAdd(a, b, acc.sum); }
-  static HWY_INLINE float Total(const Acc& acc) { return hn::GetLane(acc.sum); }
-};
-struct StepInt16 {
-  using Tag = hn::ScalableTag<int16_t>;
-  using Wide = hn::ScalableTag<int32_t>;
-  struct Acc {
-    HWY_INLINE Acc() : low(hn::Zero(Wide())), high(hn::Zero(Wide())) {}
-    hn::Vec<Wide> low, high;
-  };
-  static HWY_INLINE void Step(Acc& acc, hn::Vec<Tag> a, hn::Vec<Tag> b) {
-    acc.low = hn::ReorderWidenMulAccumulate(Wide(), a, b, acc.low, acc.high);
-  }
-  static HWY_INLINE int32_t Total(const Acc& acc) { return hn::GetLane(hn::Add(acc.low, acc.high)); }
-};
-
-template <class S>
-HWY_NOINLINE void Run(int64_t rounds) {
-  const typename S::Tag d;
-  HWY_ALIGN hn::TFromD<typename S::Tag> operands[(kRowsA + kVectorsB) * hn::MaxLanes(d)] = {};
-  typename S::Acc acc[kRowsA][kVectorsB];
-  for (int64_t i = 0; i < rounds; ++i) {
-    asm volatile("" : : "r"(operands) : "memory");
-    for (int row = 0; row < kRowsA; ++row) {
-      const auto a = hn::Load(d, operands + row * hn::Lanes(d));
-      for (int j = 0; j < kVectorsB; ++j) S::Step(acc[row][j], a, hn::Load(d, operands + (kRowsA + j) * hn::Lanes(d)));
-    }
-  }
-  for (auto& row : acc) {
-    for (auto& sum : row) operands[0] += static_cast<hn::TFromD<typename S::Tag>>(S::Total(sum));
-  }
-  asm volatile("" : : "r"(operands) : "memory");
-}
-
-// int8 is two int16 steps for twice as many numbers: the same rate.
-inline constexpr PeakLoop kInt16Loop{&Run<StepInt16>, 2.0 * kChains * 8, "smlal"};
-inline constexpr PeakLoop kPeakLoops[3] = {{&Run<StepFp32>, 2.0 * kChains * 4, "fmla"}, kInt16Loop, kInt16Loop};
 
 #else
 inline constexpr PeakLoop kPeakLoops[3] = {};

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -46,6 +47,12 @@ class Bench {
   std::vector<uint8_t> map;
 };
 
+// All precisions, or with SPARGE_TEST_QUICK the default one: the reference is slow under emulators.
+std::vector<sparge_precision> Precisions() {
+  if (std::getenv("SPARGE_TEST_QUICK") != nullptr) return {SPARGE_INT8};
+  return {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8};
+}
+
 BenchCase Small(sparge_precision precision, BenchSelect select, bool causal) {
   BenchCase c;
   c.tokens = 300;
@@ -62,7 +69,7 @@ BenchCase Small(sparge_precision precision, BenchSelect select, bool causal) {
 }
 
 TEST(BenchVerify, RightResultsPass) {
-  for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+  for (const sparge_precision precision : Precisions()) {
     for (const BenchSelect select :
          {BenchSelect::kDense, BenchSelect::kCdf, BenchSelect::kTopk, BenchSelect::kRandom}) {
       for (const bool causal : {false, true}) {
@@ -98,7 +105,7 @@ TEST(BenchVerify, SpoiledResultsFail) {
       {"heads are swapped", [](Bench& b) { std::swap_ranges(b.Row(0, 0), b.Row(1, 0), b.Row(1, 0)); }},
       {"the map names a tile that was not computed", [](Bench& b) { std::fill(b.map.begin(), b.map.end(), 1); }},
   };
-  for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+  for (const sparge_precision precision : Precisions()) {
     for (const auto& fault : faults) {
       Bench bench(Small(precision, BenchSelect::kRandom, true));
       fault.spoil(bench);

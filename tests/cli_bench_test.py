@@ -70,9 +70,9 @@ class Bench(unittest.TestCase):
                 self.assertLess(case["peak_share"], 1)
 
     def test_lists_make_cases(self):
-        report = self.report("--tokens", "100,200", "--dim", "8,16", "--precision", "int8,fp32", "--rounds", "1", "--select",
-                             "dense,cdf,topk,random", "--keep", "0.5,0.1", "--tau", "0.9", "--topk", "0.25", "--
-                             threads", "1,2")
+        report = self.report("--tokens", "100,200", "--dim", "8,16", "--precision", "int8,fp32", "--rounds", "1",
+                             "--select", "dense,cdf,topk,random", "--keep", "0.5,0.1", "--tau", "0.9", "--topk", "0.25",
+                             "--threads", "1,2")
         self.assertEqual(len(report["cases"]), 2 * 2 * 2 * 5 * 2)
         kinds = {(c["select"], c["keep"], c["tau"], c["topk"], c["data"], c["pv_skip"]) for c in report["cases"]}
         self.assertEqual(kinds, {("dense", None, None, None, "noise", "off"), ("cdf", None, 0.9, None, "local", 10),
@@ -104,10 +104,10 @@ class Bench(unittest.TestCase):
         isas = [x["name"] for x in json.loads(subprocess.run([SPARGE, "info", "--json"], capture_output=True,
                                                              text=True).stdout)["isas"] if x["runnable"]]
         env = {"SPARGE_ISA": isas[-1]}
-        flags = ("--tokens", "300,150", "--queries", "140", "--dim", "12", "--heads", "4", "--kv-heads", "2", "--
-                 select", "cdf,random", "--tau", "0.875", "--keep", "0.3", "--causal", "--dtype", "fp16", "--
-                 data", "local", "--seed", "7", "--pv-skip", "12", "--threads", "2,1", "--rounds", "2", "--
-                 precision", "int8,fp32")
+        flags = ("--tokens", "300,150", "--queries", "140", "--dim", "12", "--heads", "4", "--kv-heads", "2",
+                 "--select", "cdf,random", "--tau", "0.875", "--keep", "0.3", "--causal", "--dtype", "fp16",
+                 "--data", "local", "--seed", "7", "--pv-skip", "12", "--threads", "2,1", "--rounds", "2",
+                 "--precision", "int8,fp32")
         cases = self.report(*flags, env=env)["cases"]
         for case in (cases[0], cases[-1]):
             words = shlex.split(case["repeat"])
@@ -139,11 +139,12 @@ class Bench(unittest.TestCase):
         self.assertIn("400 of 400", done.stdout)
 
     def test_refusals(self):
-        for flag, value in (("--tokens", "0"), ("--tokens", "x"), ("--tokens", "99999999999"), ("--dim", "577"), ("--dim", ""),
-                            ("--heads", "0"), ("--heads", "1.5"), ("--kv-heads", "3"), ("--precision", "int4"),
-                            ("--select", "all"), ("--keep", "1.5"), ("--tau", "nan"), ("--topk", "-0.1"), ("--dtype", "f16"),
-                            ("--queries", "0"), ("--threads", "0"), ("--rounds", "0"), ("--seconds", "-1"), ("--seed", "-1"),
-                            ("--data", "pink"), ("--pv-skip", "1"), ("--pv-skip", "on")):
+        for flag, value in (("--tokens", "0"), ("--tokens", "x"), ("--tokens", "99999999999"), ("--dim", "577"),
+                            ("--dim", ""), ("--heads", "0"), ("--heads", "1.5"), ("--kv-heads", "3"),
+                            ("--precision", "int4"), ("--select", "all"), ("--keep", "1.5"), ("--tau", "nan"),
+                            ("--topk", "-0.1"), ("--dtype", "f16"), ("--queries", "0"), ("--threads", "0"),
+                            ("--rounds", "0"), ("--seconds", "-1"), ("--seed", "-1"), ("--data", "pink"),
+                            ("--pv-skip", "1"), ("--pv-skip", "on")):
             with self.subTest(flag=flag, value=value):
                 self.refused(flag, value, says=(flag, value))
         self.refused("--tokens", "64,,128", says=("--tokens", "''"))
