@@ -12,8 +12,9 @@ usage: ./test.sh [--quick | --ci] [-- ARGUMENTS OF ctest]
 
   (nothing)  the full suite on an optimised build, in build/test: at most 10 minutes on two cores
   --quick    the same build, without the tests labelled `full` and with smaller sweeps: at most 3 minutes
-  --ci       the full suite, then with smaller sweeps under address and undefined-behaviour sanitizers, under the thread
-             sanitizer and for 64-bit ARM under an emulator, and one minute of fuzzing: at most 40 minutes
+  --ci       the full suite; instruction counts against bench/instructions.json; then with smaller sweeps under address
+             and undefined-behaviour sanitizers, under the thread sanitizer and for 64-bit ARM under an emulator; and
+             one minute of fuzzing: at most 40 minutes
 Missing Debian packages are installed when run as root or with sudo. Arguments after `--` go to every ctest run.
 TEXT
 }

@@ -1,9 +1,9 @@
 // cmd_info.cc - `sparge info`: version, block sizes, instruction sets and threads of this machine.
-#include <fstream>
 #include <memory>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/machine.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
 #include "cli/report.h"
@@ -22,15 +22,6 @@ struct Info {
   int32_t threads = 0;
   std::vector<sparge_isa> isas;
 };
-
-std::string CpuName() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown";
-}
 
 Info Collect(int32_t threads) {
   const Context context(threads);

@@ -17,6 +17,7 @@ Command AddMap(CLI::App& program);
 Command AddCheck(CLI::App& program);
 Command AddInfo(CLI::App& program);
 Command AddDemo(CLI::App& program);
+Command AddBench(CLI::App& program);
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_COMMANDS_H_

@@ -1,8 +1,6 @@
 // options.cc - registers and checks the options of run, map and check; every refusal names the flag and its value.
 #include "cli/options.h"
 
-#include <charconv>
-#include <cmath>
 #include <functional>
 #include <limits>
 
@@ -13,47 +11,10 @@ namespace {
 
 using io::Quoted;
 
-// A call with the flag's text. Texts are parsed here and not by CLI11, which takes "" for "not given".
-void AddText(CLI::App& app, const std::string& flag, const std::string& kind, const std::string& help,
-             const std::string& group, std::function<void(const std::string&)> take) {
-  app.add_option_function<std::string>(flag, std::move(take), help)->type_name(kind)->group(group);
-}
-
-double ParseNumber(const std::string& flag, const std::string& text) {
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (stop != end || error != std::errc{}) throw UsageError(flag + ": " + Quoted(text) + " is not a number");
-  if (!std::isfinite(value)) throw UsageError(flag + ": " + Quoted(text) + " is not finite");
-  return value;
-}
-
 void AddNumber(CLI::App& app, const std::string& flag, const std::string& help, const std::string& group,
                std::optional<double>& target, double low, double high) {
-  AddText(app, flag, "X", help, group, [flag, low, high, &target](const std::string& text) {
-    const double value = ParseNumber(flag, text);
-    if (value < low || value > high) {
-      const std::string range = std::isinf(high)
-                                    ? "at least " + CLI::detail::to_string(low)
-                                    : "from " + CLI::detail::to_string(low) + " to " + CLI::detail::to_string(high);
-      throw UsageError(flag + ": " + Quoted(text) + " is out of range, must be " + range);
-    }
-    target = value;
-  });
-}
-
-int64_t ParseInteger(const std::string& flag, const std::string& text, int64_t low, int64_t high) {
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (stop != end || error == std::errc::invalid_argument) {
-    throw UsageError(flag + ": " + Quoted(text) + " is not a whole number");
-  }
-  if (error != std::errc{} || value < low || value > high) {
-    throw UsageError(flag + ": " + Quoted(text) + " is out of range, must be from " + std::to_string(low) + " to " +
-                     std::to_string(high));
-  }
-  return value;
+  AddText(app, flag, "X", help, group,
+          [flag, low, high, &target](const std::string& text) { target = ParseNumber(flag, text, low, high); });
 }
 
 void AddInteger(CLI::App& app, const std::string& flag, const std::string& help, std::optional<int64_t>& target,
@@ -75,16 +36,10 @@ void AddFile(CLI::App& app, const std::string& flag, const std::string& help, co
       ->group(group);
 }
 
-void AddChoice(CLI::App& app, const std::string& flag, const std::string& help, std::vector<std::string> choices,
+void AddChoice(CLI::App& app, const std::string& flag, const std::string& help, const std::vector<std::string>& choices,
                std::function<void(const std::string&)> take) {
-  std::string kinds;
-  for (const std::string& choice : choices) kinds += (kinds.empty() ? "" : "|") + choice;
-  AddText(app, flag, kinds, help, "Sparsity", [=, take = std::move(take)](const std::string& text) {
-    if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-      throw UsageError(flag + ": " + Quoted(text) + " is not one of " + kinds);
-    }
-    take(text);
-  });
+  AddText(app, flag, JoinChoices(choices), help, "Sparsity",
+          [=, take = std::move(take)](const std::string& text) { take(ParseChoice(flag, text, choices)); });
 }
 
 void RegisterInputs(CLI::App& app, Verb verb, Options& options) {

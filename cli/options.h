@@ -5,17 +5,12 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace sparge::cli {
+#include "cli/flags.h"
 
-// Bad usage or bad input, in one line that names the argument and the value. Exit code 2.
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+namespace sparge::cli {
 
 enum class Verb { kRun, kMap, kCheck };
 

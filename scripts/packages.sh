@@ -6,8 +6,9 @@
 {
   build_packages=(g++:c++ cmake:cmake ninja-build:ninja pkg-config:pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev)
   test_packages=(libgtest-dev python3:python3 python3-numpy)
-  # Fuzzers (clang), and 64-bit ARM (cross compiler and emulator).
-  ci_packages=(clang:clang++ libclang-rt-dev g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user:qemu-aarch64)
+  # Instruction counts (valgrind), fuzzers (clang), and 64-bit ARM (cross compiler and emulator).
+  ci_packages=(valgrind:valgrind clang:clang++ libclang-rt-dev g++-aarch64-linux-gnu:aarch64-linux-gnu-g++
+    qemu-user:qemu-aarch64)
 }
 
 # Prints those of the given packages that are missing, one per line.

@@ -23,6 +23,12 @@ run_suite() {
   ctest --preset "$2" --parallel "$(nproc)" "${ctest_arguments[@]}" 2>&1 | tee "build/$1/ctest.log"
 }
 
+# Counts in the build of the full suite, against the table in the repository.
+count_instructions() {
+  python3 bench/instructions.py --build build/test || return 1
+  passed=$((passed + 1))
+}
+
 # Fuzzers start from a copy of the corpus, so that what they find does not land in the repository.
 run_fuzzers() {
   local seconds=60 names name work failed=0
@@ -99,6 +105,7 @@ stage() {
 run_all_stages() {
   passed=0 failures=0 skipped=0 outcome=passed table=()
   stage 'full suite' counted_suite test test
+  stage 'instruction counts' count_instructions
   stage 'suite, address and undefined sanitizers' counted_suite asan asan
   stage 'suite, thread sanitizer' counted_suite tsan tsan
   stage 'suite, 64-bit ARM under an emulator' neon_suite

@@ -98,7 +98,7 @@ class Verbs(unittest.TestCase):
 
     def test_help_and_version(self):
         self.assertIn("run", self.good("--help").stdout)
-        for verb in ("run", "map", "check", "info", "demo"):
+        for verb in ("run", "map", "check", "info", "demo", "bench"):
             self.assertIn("Usage", self.good(verb, "--help").stdout)
         self.assertRegex(self.good("--version").stdout, r"^\d+\.\d+\.\d+")
         self.refused(says="verb")

@@ -1,6 +1,7 @@
 # Tests that are scripts: the command line against NumPy, the installed package, the rules of the source tree.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 add_test(NAME rooms_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/rooms_test.py ${PROJECT_SOURCE_DIR})
+add_test(NAME instructions_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/instructions_test.py)
 
 if(TARGET sparge_cli)
   set(program $<TARGET_FILE:sparge_cli>)
@@ -12,6 +13,7 @@ if(TARGET sparge_cli)
       FILE_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
   endif()
   add_test(NAME cli_verbs_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_verbs_test.py ${program})
+  add_test(NAME cli_bench_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_bench_test.py ${program})
   foreach(part oracle refusals maps extremes results)
     add_test(NAME cli_${part}_test
       COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli/run_all.py --sparge ${program} test_${part})

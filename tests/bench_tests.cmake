@@ -1,0 +1,11 @@
+# Tests of `sparge bench`: its check of results as a unit; the verb from outside is in script_tests.cmake.
+if(TARGET sparge_cli)
+  add_executable(bench_verify_test bench_verify_test.cc)
+  foreach(part case data run verify)
+    target_sources(bench_verify_test PRIVATE ${PROJECT_SOURCE_DIR}/cli/bench_${part}.cc)
+  endforeach()
+  target_sources(bench_verify_test PRIVATE ${PROJECT_SOURCE_DIR}/cli/metrics.cc)
+  target_include_directories(bench_verify_test PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(bench_verify_test PRIVATE sparge_flags sparge GTest::gtest_main)
+  gtest_discover_tests(bench_verify_test DISCOVERY_TIMEOUT 60)
+endif()
