@@ -102,6 +102,7 @@ LEVELS = ("quick", "default", "full")
 TOKENS = {"quick": (1024, 2048), "default": (1024, 2048, 4096, 8192), "full": (1024, 2048, 4096, 8192)}
 SHORT = {"quick": (128,), "default": (64, 256, 512), "full": (64, 128, 256, 512)}
 SHARES = {"quick": (0.5, 0.1), "default": (0.75, 0.5, 0.25, 0.1, 0.05), "full": (0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.02)}
+BAR_SHARES = (0.5, 0.1)  # of these there are bars, and they are measured with every number of threads
 ODD_DIMS = (40, 72, 80, 96, 160, 256)
 GROUPS = {
     "dense": "every query sees every key",
@@ -121,7 +122,8 @@ def make_cases(level, tokens, dims, threads, heads, groups):
     for count in threads:
         for dim in dims:
             for length in tokens:
-                cases += _square(level, length, dim, heads, count, length == max(tokens))
+                shares = SHARES[level] if level == "full" or count == max(threads) else BAR_SHARES
+                cases += _square((length, length, dim, heads, count), level == "full" or length == max(tokens), shares)
             cases += [Case("short", n, n, dim, 8, count) for n in SHORT[level]]
             cases.append(Case("decode", 1, 4096, dim, 8, count))
             if count == max(threads) and count > 1:
@@ -132,12 +134,10 @@ def make_cases(level, tokens, dims, threads, heads, groups):
     return [case for case in cases if case.group in groups]
 
 
-def _square(level, length, dim, heads, threads, longest):
-    shape = (length, length, dim, heads, threads)
+def _square(shape, everything, shares):
     cases = [Case("dense", *shape)]
-    # Everything at every length only in a full run: the bars ask for the longest.
-    if level == "full" or longest:
+    if everything:  # at every length only in a full run: the bars ask for the longest
         cases.append(Case("causal", *shape, causal=True))
-        cases += [Case("kept", *shape, kept=share) for share in SHARES[level]]
+        cases += [Case("kept", *shape, kept=share) for share in shares]
         cases.append(Case("inputs", *shape))
     return cases

@@ -1,5 +1,6 @@
 """Measures one case: every contestant in turn, round after round, the least time of each; and checks its answer."""
 
+import os
 import time
 from dataclasses import asdict
 
@@ -16,7 +17,7 @@ def measure_case(case, found, missing, level):
     """One entry per contestant: time_ms and error, or `missing` with the reason, or `wrong`."""
     inputs = cases.Inputs(case)
     entries, ready = [], []
-    for who in peers.contestants(case, flex_everywhere=level == "full"):
+    for who in peers.contestants(case, level):
         entry = {"case": asdict(case), "label": case.label, "name": who.name, "peer": who.peer,
                  "dense_yardstick": case.kept < 1 and not who.uses_map, "threads": who.threads or case.threads}
         entries.append(entry)
@@ -27,9 +28,13 @@ def measure_case(case, found, missing, level):
             ready.append(prepare(case, inputs, who, found[who.peer], entry))
         except Exception as error:  # a foreign library may throw anything; the others are still worth measuring
             entry["missing"] = peers.one_line(error)
+    before = OtherLoad()
     try:
         run_rounds(ready, level)
     finally:
+        other = before.cores()
+        for entry in entries:
+            entry["other_cpu"] = other
         for run, entry in ready:
             finish(run, entry)
     return entries
@@ -56,6 +61,27 @@ def idle_cpu():
     before, start = time.process_time(), time.perf_counter()
     time.sleep(IDLE_SECONDS)
     return (time.process_time() - before) / (time.perf_counter() - start)
+
+
+class OtherLoad:
+    """Cores that other processes keep busy meanwhile: measurements on a busy machine say so."""
+
+    def __init__(self):
+        self.start, self.own, self.all = time.perf_counter(), time.process_time(), self.busy_seconds()
+
+    @staticmethod
+    def busy_seconds():
+        try:
+            with open("/proc/stat") as stat:
+                user, nice, system, _, _, interrupt, soft, steal = map(int, stat.readline().split()[1:9])
+        except (OSError, ValueError):
+            return 0.0
+        return (user + nice + system + interrupt + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+    def cores(self):
+        passed = time.perf_counter() - self.start
+        others = self.busy_seconds() - self.all - (time.process_time() - self.own)
+        return max(0.0, others / passed) if passed > 0.1 else 0.0  # the system counts in hundredths of a second
 
 
 def run_rounds(ready, level):

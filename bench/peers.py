@@ -50,9 +50,8 @@ DENSE_PEERS = (TORCH_BF16, ONNX, OPENVINO, GGML)
 PEER_NAMES = ("torch", "flex", "onnxruntime", "openvino", "ggml")
 
 
-def contestants(case, flex_everywhere=False):
-    """Who takes part in a case; the yardstick always does. FlexAttention compiles some 10 s per shape and thread
-    count, so outside block maps and causal masks, where it is at home, it takes part in a full run only."""
+def contestants(case, level):
+    """Who takes part in a case; the yardstick always does."""
     if case.group == "scaling":
         return [YARDSTICK] + [ours(mode, threads=count) for mode in ("fp32", "int8") for count in (1, case.threads)]
     if case.group == "inputs":
@@ -60,8 +59,16 @@ def contestants(case, flex_everywhere=False):
         return [YARDSTICK, TORCH_F16, TORCH_BF16, *mine]
     if case.group == "dims":
         return [YARDSTICK, ours("fp32"), ours("int8")]
-    with_flex = case.kept < 1 or case.causal or (flex_everywhere and case.group == "dense")
-    return [YARDSTICK, *DENSE_PEERS, *([FLEX] if with_flex else []), *OUR_MODES]
+    if case.group == "kept" and case.kept not in cases.BAR_SHARES:
+        return [YARDSTICK, FLEX, *OUR_MODES]  # dense peers do not change with the share
+    flex = [FLEX] if flex_takes_part(case, level) else []
+    return [YARDSTICK, *DENSE_PEERS, *flex, *OUR_MODES]
+
+
+def flex_takes_part(case, level):
+    """It compiles some 10 s per shape and thread count: in shorter runs it takes part where it is at home."""
+    where = {"quick": ("kept",), "default": ("kept", "causal"), "full": ("kept", "causal", "dense")}[level]
+    return case.group in where
 
 
 class Run:

@@ -1,0 +1,71 @@
+"""How our time and memory grow from 1K to 128K tokens: dense, a fixed share of the tiles, a fixed number per row."""
+
+import time
+
+import numpy as np
+
+import sparge_ctypes as sparge
+
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+SHARE = 0.1
+TILES_PER_ROW = 32  # 2048 keys for every block of queries, however long the sequence
+DIM = 64
+ROUNDS = 3
+LONG_MS = 2000  # a run that takes this long is not repeated: noise is small beside it
+# Every kind selects by prediction (top-k), so that stage 1, which is quadratic in blocks, is part of the time.
+KINDS = {
+    "dense fp32": ("fp32", lambda length: None),
+    "dense int8": ("int8", lambda length: None),
+    f"sparse int8, {100 * SHARE:g} % of tiles": ("int8", lambda length: SHARE),
+    f"sparse int8, {TILES_PER_ROW} tiles per row": (
+        "int8", lambda length: min(1.0, TILES_PER_ROW / -(-length // sparge.BLOCK_K))),
+}
+
+
+def smooth_inputs(length):
+    """Neighbouring tokens are alike, as in real models, so that prediction has something to find. One head."""
+    random = np.random.default_rng(length)
+    tensors = []
+    for _ in range(3):
+        values = random.standard_normal((1, length, DIM), dtype=np.float32)
+        coarse = random.standard_normal((1, -(-length // 64), DIM), dtype=np.float32)
+        tensors.append(values * 0.5 + np.repeat(coarse, 64, axis=1)[:, :length])
+    return tensors
+
+
+def peak_rss_bytes():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def reset_peak():
+    """Linux: forget the peak so far. Where it may not be written, peaks are those of the whole run: still true."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        pass
+
+
+def measure_one(library, length, kind, threads):
+    precision, share_of = KINDS[kind]
+    q, k, v = smooth_inputs(length)
+    context = sparge.Context(library, threads)
+    reset_peak()
+    before = peak_rss_bytes()
+    attention = sparge.Attention(context, q, k, v, precision, topk=share_of(length))
+    times = []
+    try:
+        while len(times) < ROUNDS:
+            start = time.perf_counter()
+            attention.run()
+            times.append(1e3 * (time.perf_counter() - start))
+            if times[-1] > LONG_MS:
+                break
+        return {"kind": kind, "tokens": length, "dim": DIM, "threads": threads, "time_ms": min(times),
+                "stages_ms": attention.stages_ms(), "kept": attention.kept(),
+                "workspace_bytes": attention.workspace_bytes, "peak_growth_bytes": peak_rss_bytes() - before,
+                "input_bytes": q.nbytes + k.nbytes + v.nbytes + attention.output.nbytes}
+    finally:
+        attention.close()
+        context.close()
