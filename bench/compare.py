@@ -119,7 +119,7 @@ def measure_all(options, results, found, missing):
     for length in lengths:
         progress.step(f"growth N={length}")
         for kind in growth.KINDS:
-            results["growth"].append(growth.measure_one(found["sparge"].library, length, kind, max(options.threads)))
+            results["growth"].append(growth.measure_one(results["library"], length, kind, max(options.threads)))
 
 
 def cost(case, contestants):

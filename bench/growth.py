@@ -1,5 +1,11 @@
-"""How our time and memory grow from 1K to 128K tokens: dense, a fixed share of the tiles, a fixed number per row."""
+"""How our time and memory grow from 1K to 128K tokens: dense, a fixed share of the tiles, a fixed number per row.
 
+Each point is a process of its own, growth.py LIBRARY TOKENS KIND THREADS, which prints JSON: only so is its peak of
+memory its own."""
+
+import json
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -33,39 +39,48 @@ def smooth_inputs(length):
     return tensors
 
 
-def peak_rss_bytes():
+def memory_bytes(field):
+    """Of this process: VmRSS is what it holds now, VmHWM the most it ever held."""
     with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
 
 
 def reset_peak():
-    """Linux: forget the peak so far. Where it may not be written, peaks are those of the whole run: still true."""
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-    except OSError:
-        pass
+    """Making the inputs takes more memory than the run. Linux forgets the peak so far when asked this way."""
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
 
 
-def measure_one(library, length, kind, threads):
+def measure_here(library_path, length, kind, threads):
     precision, share_of = KINDS[kind]
+    context = sparge.Context(sparge.Library(library_path), threads)
     q, k, v = smooth_inputs(length)
-    context = sparge.Context(library, threads)
     reset_peak()
-    before = peak_rss_bytes()
+    before = memory_bytes("VmRSS")
     attention = sparge.Attention(context, q, k, v, precision, topk=share_of(length))
     times = []
+    while len(times) < ROUNDS:
+        start = time.perf_counter()
+        attention.run()
+        times.append(1e3 * (time.perf_counter() - start))
+        if times[-1] > LONG_MS:
+            break
+    return {"kind": kind, "tokens": length, "dim": DIM, "threads": threads, "time_ms": min(times),
+            "stages_ms": attention.stages_ms(), "kept": attention.kept(),
+            "workspace_bytes": attention.workspace_bytes, "peak_growth_bytes": memory_bytes("VmHWM") - before,
+            "input_bytes": q.nbytes + k.nbytes + v.nbytes, "output_bytes": attention.output.nbytes}
+
+
+def measure_one(library_path, length, kind, threads):
+    command = [sys.executable, __file__, library_path, str(length), kind, str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"growth, {kind}, N={length}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+    return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
     try:
-        while len(times) < ROUNDS:
-            start = time.perf_counter()
-            attention.run()
-            times.append(1e3 * (time.perf_counter() - start))
-            if times[-1] > LONG_MS:
-                break
-        return {"kind": kind, "tokens": length, "dim": DIM, "threads": threads, "time_ms": min(times),
-                "stages_ms": attention.stages_ms(), "kept": attention.kept(),
-                "workspace_bytes": attention.workspace_bytes, "peak_growth_bytes": peak_rss_bytes() - before,
-                "input_bytes": q.nbytes + k.nbytes + v.nbytes + attention.output.nbytes}
-    finally:
-        attention.close()
-        context.close()
+        print(json.dumps(measure_here(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))))
+    except KeyboardInterrupt:  # the caller says so
+        sys.exit(130)

@@ -2,6 +2,7 @@
 
 Every peer gets the data in the layout it likes best, outside the measured time."""
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ INPUT_BOUND = {"f32": 0.0, "f16": 1e-2, "bf16": 1e-2}
 
 
 def ours(mode, dtype="f32", threads=0):
-    name = f"sparge {mode}" + (f", {dtype} input" if dtype != "f32" else "") + (f", {threads} thread" if threads else "")
+    name = f"sparge {mode}" + (f", {dtype} input" if dtype != "f32" else "") + (f", on {threads}" if threads else "")
     return Contestant(name, "sparge", mode, max(OURS_BOUND[mode], INPUT_BOUND[dtype]), dtype, True, threads)
 
 
@@ -132,6 +133,7 @@ class FlexPeer:
         from torch.nn.attention import flex_attention
 
         self.torch, self.flex = torch, flex_attention
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns that there is no GPU
         self.version = torch.__version__
         self.threads = None
 

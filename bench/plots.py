@@ -52,13 +52,13 @@ def caption(figure, results, more=""):
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "flex")
     parts = [f"{results['machine']['cpu']}, {results['isa']}; {versions}; {results['date'][:10]}."]
     parts += [f"missing: {name}: {reason}." for name, reason in results["missing"].items()]
-    lines = textwrap.wrap(" ".join([more, *parts]).strip(), 150)
+    lines = textwrap.wrap(" ".join([more, *parts]).strip(), int(16.5 * figure.get_figwidth()))
     figure.text(0.01, 0.01, "\n".join(lines), fontsize=7.5, color="#444444", va="bottom")
     figure.tight_layout(rect=(0, 0.03 + 0.025 * len(lines), 1, 1))
 
 
-def panels(count, title, height=5.2):
-    figure, axes = plt.subplots(1, count, figsize=(11 if count > 1 else 9, height), squeeze=False)
+def panels(count, title, height=5.2, sharey=False):
+    figure, axes = plt.subplots(1, count, figsize=(11 if count > 1 else 9, height), squeeze=False, sharey=sharey)
     figure.suptitle(title, fontsize=13, x=0.01, ha="left", weight="bold")
     for axis in axes[0]:
         axis.grid(True, which="major", color="#DDDDDD", linewidth=0.8)
@@ -102,7 +102,7 @@ def draw_length(results):
         return None
     threads, entries = most_threads(entries)
     dims = sorted({entry["case"]["dim"] for entry in entries})
-    figure, axes = panels(len(dims), f"Dense attention: speed against length ({threads} threads)")
+    figure, axes = panels(len(dims), f"Dense attention: speed against length ({threads} threads)", sharey=True)
     for axis, dim in zip(axes, dims):
         mine = [entry for entry in entries if entry["case"]["dim"] == dim]
         for name in STYLE:
@@ -112,7 +112,7 @@ def draw_length(results):
         token_axis(axis, [e["case"]["queries"] for e in mine])
         axis.set_ylim(bottom=0)
         axis.set_title(f"head size {dim}, {mine[0]['case']['heads']} heads", fontsize=10)
-        axis.set_ylabel("billion multiply-adds per second")
+    axes[0].set_ylabel("billion multiply-adds per second")
     axes[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8.5, frameon=False)
     caption(figure, results, "Higher is better.")
     return figure
@@ -126,7 +126,8 @@ def draw_kept(results):
     tokens = max(entry["case"]["queries"] for entry in entries)
     entries = [entry for entry in entries if entry["case"]["queries"] == tokens]
     dims = sorted({entry["case"]["dim"] for entry in entries})
-    figure, axes = panels(len(dims), f"Block-sparse attention: speed against kept tiles (N={tokens}, {threads} threads)")
+    figure, axes = panels(len(dims), f"Block-sparse attention: speed against kept tiles (N={tokens}, {threads} threads)",
+                          sharey=True)
     for axis, dim in zip(axes, dims):
         mine = [entry for entry in entries if entry["case"]["dim"] == dim]
         for name in STYLE:
@@ -144,7 +145,7 @@ def draw_kept(results):
         plain_numbers(axis)
         axis.set_title(f"head size {dim}", fontsize=10)
         axis.set_xlabel("tiles kept, % (random map of 128 x 64 tiles)")
-        axis.set_ylabel("times as fast as dense torch fp32")
+    axes[0].set_ylabel("times as fast as dense torch fp32")
     axes[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8.5, frameon=False)
     caption(figure, results, "Higher is better. FlexAttention computes the same tiles; other peers take no map.")
     return figure
@@ -195,25 +196,36 @@ def draw_growth(results):
     kinds = list(dict.fromkeys(item["kind"] for item in growth))
     for kind, colour, marker in zip(kinds, GROWTH_COLOURS, "Dos^"):
         mine = [item for item in growth if item["kind"] == kind]
-        tokens = [item["tokens"] for item in mine]
-        left.plot(tokens, [item["time_ms"] for item in mine], color=colour, marker=marker, label=kind)
-        right.plot(tokens, [item["workspace_bytes"] / 2**20 for item in mine], color=colour, marker=marker,
-                   label=f"workspace, {kind}")
-    mine = [item for item in growth if item["kind"] == kinds[0]]
-    right.plot([item["tokens"] for item in mine], [item["input_bytes"] / 2**20 for item in mine], "--", color="#999999",
-               label="q, k, v and output (fp32)")
+        left.plot([item["tokens"] for item in mine], [item["time_ms"] for item in mine], color=colour, marker=marker,
+                  label=kind)
+    # All int8 kinds need about the same memory, so one of them stands for the rest.
+    for kind, colour, marker in ((kinds[0], GROWTH_COLOURS[0], "D"), (kinds[-1], GROWTH_COLOURS[3], "^")):
+        draw_memory(right, [item for item in growth if item["kind"] == kind], colour, marker)
     for axis in (left, right):
         token_axis(axis, [item["tokens"] for item in growth])
         axis.set_yscale("log")
         axis.legend(fontsize=8.5, frameon=False, loc="upper left")
         plain_numbers(axis)
-        axis.yaxis.set_major_locator(ticker.LogLocator(base=10))
+        low, high = axis.get_ylim()
+        axis.set_ylim(low, high**1.3 if high > 1 else high)  # room for the legend
+        if high / low > 1000:
+            axis.yaxis.set_major_locator(ticker.LogLocator(base=10))
     left.set_ylabel("milliseconds per run")
     left.set_title("time (selection by prediction included)", fontsize=10)
     right.set_ylabel("MiB")
     right.set_title("memory", fontsize=10)
     caption(figure, results)
     return figure
+
+
+def draw_memory(axis, items, colour, marker):
+    tokens = [item["tokens"] for item in items]
+    axis.plot(tokens, [item["workspace_bytes"] / 2**20 for item in items], color=colour, marker=marker,
+              label=f"workspace, {items[0]['kind']}")
+    axis.plot(tokens, [item["peak_growth_bytes"] / 2**20 for item in items], ":", color=colour, marker=marker,
+              markerfacecolor="white", label=f"peak RSS growth, {items[0]['kind']}")
+    if items[0]["kind"].endswith("fp32"):  # the inputs are the same for all
+        axis.plot(tokens, [item["input_bytes"] / 2**20 for item in items], "--", color="#888888", label="q, k and v (fp32)")
 
 
 if __name__ == "__main__":

@@ -138,11 +138,12 @@ def bars_table(bars):
 def growth_table(growth):
     rows = [[f"{g['kind']}, N={g['tokens']}", number(g["time_ms"]), number(g["stages_ms"]["predict"]), f"{g['kept']:.3f}",
              number(g["workspace_bytes"] / 2**20), number(g["peak_growth_bytes"] / 2**20),
-             number(g["input_bytes"] / 2**20)] for g in growth]
-    header = ["sparge, one head", "ms", "of it predict", "kept", "workspace MiB", "peak RSS growth MiB", "q+k+v+o MiB"]
+             number(g["output_bytes"] / 2**20), number(g["input_bytes"] / 2**20)] for g in growth]
+    header = ["sparge, one head", "ms", "of it predict", "kept", "workspace MiB", "peak RSS growth MiB", "output MiB",
+              "q+k+v MiB"]
     first = growth[0]
     return "\n".join([f"## Growth: d={first['dim']}, {first['threads']} threads, selection by prediction (top-k)", "",
-                      table(header, rows), "", "Peak RSS growth is that of output, workspace and run together.", ""])
+                      table(header, rows), "", "Peak RSS growth: what plan, workspace, output and run add to the process that holds q, k and v.", ""])
 
 
 def text(results):
