@@ -41,9 +41,14 @@ def name_list(known):
     return read
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):  # one line, without the usage
+        self.exit(2, f"compare.py: {message} (--help lists the options)\n")
+
+
 def parse(arguments):
     cores = len(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quick", dest="level", action="store_const", const="quick", help="under 2 minutes, short lengths")
     level.add_argument("--full", dest="level", action="store_const", const="full", help="every case at every length")
@@ -118,8 +123,8 @@ def measure_all(options, results, found, missing):
         results["entries"] += entries
     for length in lengths:
         progress.step(f"growth N={length}")
-        for kind in growth.KINDS:
-            results["growth"].append(growth.measure_one(results["library"], length, kind, max(options.threads)))
+        for point in growth.measure_length(results["library"], length, max(options.threads), tuple(results["growth"])):
+            results["growth"].append(point)
 
 
 def cost(case, contestants):

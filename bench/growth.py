@@ -17,6 +17,7 @@ SHARE = 0.1
 TILES_PER_ROW = 32  # 2048 keys for every block of queries, however long the sequence
 DIM = 64
 ROUNDS = 3
+LIMIT_MS = 120_000  # a point that would take longer is left out, and listed so
 LONG_MS = 2000  # a run that takes this long is not repeated: noise is small beside it
 # Every kind selects by prediction (top-k), so that stage 1, which is quadratic in blocks, is part of the time.
 KINDS = {
@@ -69,6 +70,19 @@ def measure_here(library_path, length, kind, threads):
             "stages_ms": attention.stages_ms(), "kept": attention.kept(),
             "workspace_bytes": attention.workspace_bytes, "peak_growth_bytes": memory_bytes("VmHWM") - before,
             "input_bytes": q.nbytes + k.nbytes + v.nbytes, "output_bytes": attention.output.nbytes}
+
+
+def measure_length(library_path, length, threads, shorter):
+    """All kinds at one length, one after the other; `shorter` are the points so far."""
+    for kind in KINDS:
+        base = {"kind": kind, "tokens": length, "dim": DIM, "threads": threads}
+        last = [item for item in shorter if item["kind"] == kind][-1:]
+        # Twice the length takes up to four times as long.
+        expected = 4 * last[0].get("time_ms", LIMIT_MS) if last else 0
+        if expected > LIMIT_MS:
+            yield {**base, "missing": f"would take more than {LIMIT_MS // 1000} s"}
+        else:
+            yield measure_one(library_path, length, kind, threads)
 
 
 def measure_one(library_path, length, kind, threads):

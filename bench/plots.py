@@ -7,6 +7,8 @@ from pathlib import Path
 
 import matplotlib
 
+import report
+
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib import ticker  # noqa: E402
@@ -51,6 +53,9 @@ def caption(figure, results, more=""):
     """Machine, versions and whoever is missing: a picture travels without its table."""
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "flex")
     parts = [f"{results['machine']['cpu']}, {results['isa']}; {versions}; {results['date'][:10]}."]
+    busy = {e["label"]: e.get("other_cpu", 0) > report.BUSY for e in results["entries"]}
+    if any(busy.values()):
+        parts.append(f"Other programs kept the machine busy during {sum(busy.values())} of {len(busy)} cases.")
     parts += [f"missing: {name}: {reason}." for name, reason in results["missing"].items()]
     lines = textwrap.wrap(" ".join([more, *parts]).strip(), int(16.5 * figure.get_figwidth()))
     figure.text(0.01, 0.01, "\n".join(lines), fontsize=7.5, color="#444444", va="bottom")
@@ -110,8 +115,8 @@ def draw_length(results):
             if points:
                 line(axis, name, points)
         token_axis(axis, [e["case"]["queries"] for e in mine])
-        axis.set_ylim(bottom=0)
         axis.set_title(f"head size {dim}, {mine[0]['case']['heads']} heads", fontsize=10)
+    axes[0].set_ylim(bottom=0)  # after all lines are there, or the panels would not agree on the top
     axes[0].set_ylabel("billion multiply-adds per second")
     axes[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8.5, frameon=False)
     caption(figure, results, "Higher is better.")
@@ -174,7 +179,8 @@ def draw_stages(results):
             axis.barh(position, share, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5,
                       label=stage if position == 0 else None)
             if share >= 6:
-                axis.text(left + share / 2, position, f"{share:.0f} %", ha="center", va="center", fontsize=8)
+                axis.text(left + share / 2, position, f"{share:.0f} %", ha="center", va="center", fontsize=8,
+                          bbox={"boxstyle": "round,pad=0.15", "facecolor": colour, "edgecolor": "none"})
             left += share
         axis.text(101, position, f"{total:.3g} ms", va="center", fontsize=8.5)
         labels.append(entry["label"].replace(" heads=", ", heads ").replace(" threads=", ", threads "))
@@ -188,7 +194,7 @@ def draw_stages(results):
 
 
 def draw_growth(results):
-    growth = results["growth"]
+    growth = [item for item in results["growth"] if "time_ms" in item]
     if not growth:
         return None
     figure, (left, right) = panels(2, f"Growth with length: sparge, one head of size {growth[0]['dim']}, "
@@ -205,12 +211,13 @@ def draw_growth(results):
         token_axis(axis, [item["tokens"] for item in growth])
         axis.set_yscale("log")
         axis.legend(fontsize=8.5, frameon=False, loc="upper left")
-        plain_numbers(axis)
         low, high = axis.get_ylim()
-        axis.set_ylim(low, high**1.3 if high > 1 else high)  # room for the legend
-        if high / low > 1000:
-            axis.yaxis.set_major_locator(ticker.LogLocator(base=10))
-    left.set_ylabel("milliseconds per run")
+        axis.set_ylim(low, high * (high / low) ** 0.15)  # room for the legend
+    left.yaxis.set_major_locator(ticker.LogLocator(base=10))
+    left.yaxis.set_major_formatter(ticker.FuncFormatter(lambda ms, _: f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"))
+    left.yaxis.set_minor_locator(ticker.NullLocator())
+    plain_numbers(right)
+    left.set_ylabel("time of one run")
     left.set_title("time (selection by prediction included)", fontsize=10)
     right.set_ylabel("MiB")
     right.set_title("memory", fontsize=10)

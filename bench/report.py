@@ -89,8 +89,9 @@ def cell(entry, notes):
 
 def group_table(group, entries):
     """Rows are cases, columns contestants; a cell is milliseconds and the ratio to the yardstick."""
-    names = list(dict.fromkeys(entry["name"] for entry in entries))
     labels = list(dict.fromkeys(entry["label"] for entry in entries))
+    fullest = max(labels, key=lambda label: sum(entry["label"] == label for entry in entries))  # it gives the order
+    names = list(dict.fromkeys(e["name"] for e in sorted(entries, key=lambda e: e["label"] != fullest)))
     found = {(entry["label"], entry["name"]): entry for entry in entries}
     notes = Notes()
     busy = {entry["label"]: entry.get("other_cpu", 0.0) for entry in entries}
@@ -103,7 +104,7 @@ def group_table(group, entries):
     lines = [f"## {group}: {cases.GROUPS[group]}", "", table(["ms (times as fast as torch fp32)", *names], rows), ""]
     if any(entry.get("dense_yardstick") for entry in entries):
         lines.append("\\* takes no block map and computed every tile: a yardstick.")
-    return "\n".join(lines + notes.lines() + [""])
+    return "\n".join(lines + [line + "  " for line in notes.lines()] + [""]).replace("\n\n\n", "\n\n")
 
 
 def errors_table(entries):
@@ -121,24 +122,30 @@ def errors_table(entries):
 
 
 def bars_table(bars):
-    def show(value):
-        return f"{value:.2f}"
-
     rows = []
     for item in bars:
-        figures = ", ".join(f"{show(v)} ({t} thr.)" for t, v in sorted(item["measured"].items())) or "-"
-        rows.append([f"{item['bar']}, d={item['dim']}", ("<= " if item["at_most"] else ">= ") + show(item["required"]),
-                     figures, item["tokens"] or "-", item["verdict"]])
-    count = {word: sum(item["verdict"] == word for item in bars) for word in ("reached", "missed")}
-    lines = ["## Bars", "", table(["bar", "required", "measured", "N", "verdict"], rows), ""]
-    return "\n".join(lines + [f"{count['reached']} reached, {count['missed']} missed, "
-                              f"{len(bars) - sum(count.values())} without a verdict.", ""])
+        figures = ", ".join(f"{value:.2f} ({threads} thr.)" for threads, value in sorted(item["measured"].items()))
+        if figures:  # a run that was narrowed down measures few of them; the rest is counted below
+            rows.append([f"{item['bar']}, d={item['dim']}", f"{'<=' if item['at_most'] else '>='} {item['required']:.2f}",
+                         figures, item["tokens"], item["verdict"]])
+    count = {word: sum(item["verdict"] == word for item in bars) for word in ("reached", "missed", "not measured")}
+    lines = ["## Bars", "", table(["bar", "required", "measured", "N", "verdict"], rows), ""] if rows else ["## Bars", ""]
+    lines.append(", ".join(f"{number} {word}" for word, number in count.items())
+                 + f", {len(bars) - sum(count.values())} measured at another length.")
+    return "\n".join(lines + [""])
+
+
+def growth_row(item):
+    title = f"{item['kind']}, N={item['tokens']}"
+    if "missing" in item:
+        return [title, f"missing: {item['missing']}", *["-"] * 6]
+    sizes = ("workspace_bytes", "peak_growth_bytes", "output_bytes", "input_bytes")
+    return [title, number(item["time_ms"]), number(item["stages_ms"]["predict"]), f"{item['kept']:.3f}",
+            *(number(item[size] / 2**20) for size in sizes)]
 
 
 def growth_table(growth):
-    rows = [[f"{g['kind']}, N={g['tokens']}", number(g["time_ms"]), number(g["stages_ms"]["predict"]), f"{g['kept']:.3f}",
-             number(g["workspace_bytes"] / 2**20), number(g["peak_growth_bytes"] / 2**20),
-             number(g["output_bytes"] / 2**20), number(g["input_bytes"] / 2**20)] for g in growth]
+    rows = [growth_row(item) for item in growth]
     header = ["sparge, one head", "ms", "of it predict", "kept", "workspace MiB", "peak RSS growth MiB", "output MiB",
               "q+k+v MiB"]
     first = growth[0]
