@@ -66,7 +66,8 @@ def scaling_bars(entries):
             most = max(times, default=1)
             measured = {most: times[1] / times[most]} if most > 1 and 1 in times else {}
             count = most if measured else 2
-            result.append(bar(f"{count} threads against one, {mode}", dim, SCALING_PER_THREAD * count, measured, tokens))
+            name = f"{count} threads against one, {mode}"
+            result.append(bar(name, dim, SCALING_PER_THREAD * count, measured, tokens))
     return result
 
 
@@ -95,5 +96,6 @@ def dim_bars(entries):
             base = 64 if dim < 128 else 128
             measured = {count: rate[size, count] / rate[base, count] for size, count in rate
                         if size == dim and (base, count) in rate}
-            result.append(bar(f"efficiency against d={base}, {mode}", dim, EFFICIENCY, measured, tokens, any_length=True))
+            name = f"efficiency against d={base}, {mode}"
+            result.append(bar(name, dim, EFFICIENCY, measured, tokens, any_length=True))
     return result

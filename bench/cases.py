@@ -79,7 +79,7 @@ class Inputs:
 
 
 def random_map(random, case):
-    """The same number of tiles in every row of blocks, so that the kept share is exact and all threads have equal work."""
+    """The same number of tiles in every row of blocks: the kept share is exact, and threads have equal work."""
     rows, columns = -(-case.queries // BLOCK_Q), -(-case.keys // BLOCK_K)
     keep = max(1, round(case.kept * columns))
     order = np.argsort(random.random((case.heads, rows, columns)), axis=2)

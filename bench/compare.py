@@ -50,7 +50,7 @@ def parse(arguments):
     cores = len(os.sched_getaffinity(0))
     parser = Parser(description=__doc__.split("\n")[0])
     level = parser.add_mutually_exclusive_group()
-    level.add_argument("--quick", dest="level", action="store_const", const="quick", help="under 2 minutes, short lengths")
+    level.add_argument("--quick", dest="level", action="store_const", const="quick", help="under 2 minutes, N <= 2048")
     level.add_argument("--full", dest="level", action="store_const", const="full", help="every case at every length")
     parser.add_argument("--tokens", type=number_list, help="lengths, for example 1024,8192")
     parser.add_argument("--dims", type=number_list, default=(64, 128), help="head sizes (default 64,128)")
@@ -87,7 +87,8 @@ class Progress:
         self.costs, self.start, self.done = costs, time.perf_counter(), 0
 
     def step(self, label):
-        spent, before, after = time.perf_counter() - self.start, sum(self.costs[: self.done]), sum(self.costs[self.done:])
+        spent = time.perf_counter() - self.start
+        before, after = sum(self.costs[: self.done]), sum(self.costs[self.done:])
         left = f"{spent * after / before / 60:.1f} min left" if self.done >= 3 else "..."
         print(f"[{self.done + 1}/{len(self.costs)}, {left}] {label}", file=sys.stderr, flush=True)
         self.done += 1

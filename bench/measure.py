@@ -43,7 +43,7 @@ def measure_case(case, found, missing, level):
 
 
 def prepare(case, inputs, who, peer, entry):
-    """Opens, runs once (compiling, first touch of memory), judges the result, and finds how often to call per sample."""
+    """Opens, runs once (compiling, first touch of memory), judges the result, finds how often to call per sample."""
     run = peer.open(case, inputs, who)
     run.run()
     entry["error"] = inputs.error(run.output(), dense=entry["dense_yardstick"])

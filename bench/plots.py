@@ -131,8 +131,8 @@ def draw_kept(results):
     tokens = max(entry["case"]["queries"] for entry in entries)
     entries = [entry for entry in entries if entry["case"]["queries"] == tokens]
     dims = sorted({entry["case"]["dim"] for entry in entries})
-    figure, axes = panels(len(dims), f"Block-sparse attention: speed against kept tiles (N={tokens}, {threads} threads)",
-                          sharey=True)
+    title = f"Block-sparse attention: speed against kept tiles (N={tokens}, {threads} threads)"
+    figure, axes = panels(len(dims), title, sharey=True)
     for axis, dim in zip(axes, dims):
         mine = [entry for entry in entries if entry["case"]["dim"] == dim]
         for name in STYLE:
@@ -166,8 +166,8 @@ def draw_stages(results):
         threads = min(e["case"]["threads"] for e in entries)
         dim = min(e["case"]["dim"] for e in entries)
         entries = [e for e in entries if e["case"]["threads"] == threads and e["case"]["dim"] == dim]
-        chosen = (max(entries, key=lambda e: e["case"]["queries"]),) if group in ("dense", "causal", "decode") else entries
-        rows += [entry for entry in chosen if entry not in rows]
+        longest = max(e["case"]["queries"] for e in entries)
+        rows += [e for e in entries if group == "short" or e["case"]["queries"] == longest]
     if not rows:
         return None
     figure, (axis,) = panels(1, "Where the time goes: stages of sparge int8", 1.8 + 0.42 * len(rows))
@@ -214,7 +214,8 @@ def draw_growth(results):
         low, high = axis.get_ylim()
         axis.set_ylim(low, high * (high / low) ** 0.15)  # room for the legend
     left.yaxis.set_major_locator(ticker.LogLocator(base=10))
-    left.yaxis.set_major_formatter(ticker.FuncFormatter(lambda ms, _: f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"))
+    left.yaxis.set_major_formatter(
+        ticker.FuncFormatter(lambda ms, _: f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"))
     left.yaxis.set_minor_locator(ticker.NullLocator())
     plain_numbers(right)
     left.set_ylabel("time of one run")
@@ -232,7 +233,8 @@ def draw_memory(axis, items, colour, marker):
     axis.plot(tokens, [item["peak_growth_bytes"] / 2**20 for item in items], ":", color=colour, marker=marker,
               markerfacecolor="white", label=f"peak RSS growth, {items[0]['kind']}")
     if items[0]["kind"].endswith("fp32"):  # the inputs are the same for all
-        axis.plot(tokens, [item["input_bytes"] / 2**20 for item in items], "--", color="#888888", label="q, k and v (fp32)")
+        axis.plot(tokens, [item["input_bytes"] / 2**20 for item in items], "--", color="#888888",
+                  label="q, k and v (fp32)")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def write_json(results, path):
 
 def number(value):
     """Three digits that matter."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f}"
 
 
 def table(header, rows):
@@ -53,7 +54,7 @@ def table(header, rows):
                  for i, (cell, width) in enumerate(zip(row, widths))]
         return "| " + " | ".join(cells) + " |"
 
-    rule = "|" + "|".join("-" * (width + 2) if i == 0 else "-" * (width + 1) + ":" for i, width in enumerate(widths)) + "|"
+    rule = "|" + "|".join("-" * (width + 1) + ("-" if i == 0 else ":") for i, width in enumerate(widths)) + "|"
     return "\n".join([line(header), rule, *map(line, rows)])
 
 
@@ -126,10 +127,12 @@ def bars_table(bars):
     for item in bars:
         figures = ", ".join(f"{value:.2f} ({threads} thr.)" for threads, value in sorted(item["measured"].items()))
         if figures:  # a run that was narrowed down measures few of them; the rest is counted below
-            rows.append([f"{item['bar']}, d={item['dim']}", f"{'<=' if item['at_most'] else '>='} {item['required']:.2f}",
-                         figures, item["tokens"], item["verdict"]])
+            required = f"{'<=' if item['at_most'] else '>='} {item['required']:.2f}"
+            rows.append([f"{item['bar']}, d={item['dim']}", required, figures, item["tokens"], item["verdict"]])
     count = {word: sum(item["verdict"] == word for item in bars) for word in ("reached", "missed", "not measured")}
-    lines = ["## Bars", "", table(["bar", "required", "measured", "N", "verdict"], rows), ""] if rows else ["## Bars", ""]
+    lines = ["## Bars", ""]
+    if rows:
+        lines += [table(["bar", "required", "measured", "N", "verdict"], rows), ""]
     lines.append(", ".join(f"{number} {word}" for word, number in count.items())
                  + f", {len(bars) - sum(count.values())} measured at another length.")
     return "\n".join(lines + [""])
@@ -150,7 +153,8 @@ def growth_table(growth):
               "q+k+v MiB"]
     first = growth[0]
     return "\n".join([f"## Growth: d={first['dim']}, {first['threads']} threads, selection by prediction (top-k)", "",
-                      table(header, rows), "", "Peak RSS growth: what plan, workspace, output and run add to the process that holds q, k and v.", ""])
+                      table(header, rows), "",
+                      "Peak RSS growth: what plan, workspace, output and run add to a process that holds q, k and v.", ""])
 
 
 def text(results):

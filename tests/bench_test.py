@@ -117,7 +117,7 @@ class Writers(unittest.TestCase):
                 raise ValueError("two\nlines")
 
         case = cases.Case("short", 64, 64, 64, 1, 1)
-        found = {"sparge": peers.SpargePeer(LIBRARY), **{name: Broken() for name in peers.PEER_NAMES if name != "torch"}}
+        found = dict.fromkeys(peers.PEER_NAMES, Broken()) | {"sparge": peers.SpargePeer(LIBRARY)}
         entries = {e["name"]: e for e in measure.measure_case(case, found, {"torch": "absent"}, "quick")}
         self.assertEqual(entries["torch fp32"]["missing"], "absent")
         self.assertEqual(entries["OpenVINO fp32"]["missing"], "two lines")
