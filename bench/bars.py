@@ -1,5 +1,7 @@
 """The bars this library has to reach, judged from measurements."""
 
+from report import BUSY
+
 BAR_TOKENS = 8192
 SPEED = (  # what, case group, kept share, contestant, least ratio to torch fp32 at head size 64 and 128
     ("dense fp32", "dense", 1.0, "sparge fp32", {64: 1.12, 128: 1.05}),
@@ -15,9 +17,18 @@ EFFICIENCY = 0.75
 
 
 def judge(entries):
-    """One dict per bar: bar, dim, required, measured {threads: value}, tokens, verdict."""
+    """One dict per bar: bar, dim, required, measured {threads: value}, tokens, verdict; busy = other programs ran."""
     sound = [entry for entry in entries if "time_ms" in entry and "wrong" not in entry]
-    return [*speed_bars(sound), *scaling_bars(sound), *input_bars(sound), *dim_bars(sound)]
+    found = []
+    for group, judge_group in (("speed", speed_bars), ("scaling", scaling_bars), ("inputs", input_bars),
+                               ("dims", dim_bars)):
+        for item in judge_group(sound):
+            groups = ("dense", "causal", "kept") if group == "speed" else (group,)
+            item["busy"] = any(entry.get("other_cpu", 0) > BUSY and entry["case"]["group"] in groups
+                               and entry["case"]["dim"] == item["dim"] and entry["case"]["queries"] == item["tokens"]
+                               for entry in sound)
+            found.append(item)
+    return found
 
 
 def pick(entries, **wanted):

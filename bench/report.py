@@ -128,7 +128,8 @@ def bars_table(bars):
         figures = ", ".join(f"{value:.2f} ({threads} thr.)" for threads, value in sorted(item["measured"].items()))
         if figures:  # a run that was narrowed down measures few of them; the rest is counted below
             required = f"{'<=' if item['at_most'] else '>='} {item['required']:.2f}"
-            rows.append([f"{item['bar']}, d={item['dim']}", required, figures, item["tokens"], item["verdict"]])
+            verdict = item["verdict"] + (" (busy machine)" if item["busy"] else "")
+            rows.append([f"{item['bar']}, d={item['dim']}", required, figures, item["tokens"], verdict])
     count = {word: sum(item["verdict"] == word for item in bars) for word in ("reached", "missed", "not measured")}
     lines = ["## Bars", ""]
     if rows:
@@ -154,7 +155,7 @@ def growth_table(growth):
     first = growth[0]
     return "\n".join([f"## Growth: d={first['dim']}, {first['threads']} threads, selection by prediction (top-k)", "",
                       table(header, rows), "",
-                      "Peak RSS growth: what plan, workspace, output and run add to a process that holds q, k and v.", ""])
+                      "Peak RSS growth: what plan, workspace, output and run add to a process with q, k and v.", ""])
 
 
 def text(results):
