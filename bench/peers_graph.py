@@ -44,7 +44,8 @@ class OnnxPeer:
         described = [[helper.make_tensor_value_info(name, kind_of[array.dtype], array.shape)
                       for name, array in arrays.items()] for arrays in (feeds, results)]
         opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
-        model = helper.make_model(helper.make_graph([node], "attention", *described), opset_imports=opsets, ir_version=11)
+        graph = helper.make_graph([node], "attention", *described)
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=11)
         session = self.runtime.InferenceSession(model.SerializeToString(), self.options(case.threads),
                                                 providers=["CPUExecutionProvider"])
         binding, value = session.io_binding(), self.runtime.OrtValue.ortvalue_from_numpy
