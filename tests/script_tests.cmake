@@ -1,4 +1,5 @@
-# Tests that are scripts: the command line against NumPy, the installed package, the rules of the source tree.
+# Tests that are scripts: the command line and the benchmark's binding against NumPy, the installed package, the rules
+# of the source tree.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 add_test(NAME rooms_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/rooms_test.py ${PROJECT_SOURCE_DIR})
 add_test(NAME instructions_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/instructions_test.py)
@@ -26,4 +27,11 @@ endif()
 if(NOT CMAKE_CROSSCOMPILING AND NOT SPARGE_SANITIZE)
   add_test(NAME install_test
     COMMAND ${CMAKE_CURRENT_LIST_DIR}/install/run.sh ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR})
+endif()
+
+# Python loads the library itself, which neither an emulator nor a sanitizer's runtime allows.
+get_target_property(library_type sparge TYPE)
+if(library_type STREQUAL SHARED_LIBRARY AND NOT CMAKE_CROSSCOMPILING AND NOT SPARGE_SANITIZE)
+  add_test(NAME bench_test
+    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/bench_test.py $<TARGET_FILE:sparge>)
 endif()
