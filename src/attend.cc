@@ -40,7 +40,7 @@ struct Workspace {
 Workspace LayWorkspace(const Plan& plan, Arena& arena) {
   const int64_t workers = plan.runtime.executor.workers;
   Workspace w{};
-  w.packed = LayPacked(plan, arena);
+  w.packed = plan.direct() ? LayDirect(plan, arena) : LayPacked(plan, arena);
   w.map = LayBlockMap(plan, arena);
   w.schedule = LaySchedule(plan, arena);
   w.kept = arena.Take<int32_t>(workers * plan.k_blocks);
@@ -87,14 +87,29 @@ KernelArgs ArgsFor(const Plan& plan, const sparge_run_args& args, const Workspac
   const Sequence& s = plan.sequences[id.sequence];
   const Packed& p = w.packed;
   const int64_t keys = plan.KeyBlock(id.head / plan.heads_per_kv, s, 0);
-  const int64_t lanes = plan.row_lanes();
   KernelArgs k{};
+  const int64_t lanes = plan.direct() ? plan.dim_pad() : plan.row_lanes();
   k.query = {p.queries + item.row * kBlockQ * lanes * kLaneBytes,
              lanes,
              p.q_factor + item.row * kBlockQ,
              p.q_shift + item.row * kBlockQ,
              id.block * kBlockQ,
              static_cast<int>(s.QueriesIn(id.block))};
+  k.rule.visible = s.visible;
+  k.rule.softcap = static_cast<float>(plan.softcap * kLog2e);
+  k.rule.slope = plan.alibi_slopes.empty() ? 0.0f : static_cast<float>(plan.alibi_slopes[id.head] * kLog2e);
+  k.rule.mask_type = plan.mask;
+  k.rule.mask = MaskRow(plan, args.mask, id.sequence, id.head, k.query.first);
+  k.rule.mask_stride = args.mask.query_stride;
+  k.masked_tiles = w.map.MaskedRow(item.row);
+  k.skip = static_cast<float>(plan.heads[id.head].pv_skip * kLog2e);
+  k.blocks.channels = plan.channels();
+  if (plan.direct()) {
+    const int64_t kv_head = id.head / plan.heads_per_kv;
+    k.direct = {RowsOf(plan, args.k, id.sequence, kv_head, s.k_begin, s.k_count, plan.qk_dim),
+                RowsOf(plan, args.v, id.sequence, kv_head, s.k_begin, s.k_count, plan.v_dim)};
+    return k;
+  }
   const int64_t values = keys * (kBlockK / PerLane(plan.precision)) * plan.channels() * kLaneBytes;
   k.blocks = {p.keys + keys * kBlockK * lanes * kLaneBytes,
               p.key_scale + keys * kBlockK,
@@ -105,14 +120,6 @@ KernelArgs ArgsFor(const Plan& plan, const sparge_run_args& args, const Workspac
               p.fine_values + values,
               p.fine + keys,
               plan.channels()};
-  k.rule.visible = s.visible;
-  k.rule.softcap = static_cast<float>(plan.softcap * kLog2e);
-  k.rule.slope = plan.alibi_slopes.empty() ? 0.0f : static_cast<float>(plan.alibi_slopes[id.head] * kLog2e);
-  k.rule.mask_type = plan.mask;
-  k.rule.mask = MaskRow(plan, args.mask, id.sequence, id.head, k.query.first);
-  k.rule.mask_stride = args.mask.query_stride;
-  k.masked_tiles = w.map.MaskedRow(item.row);
-  k.skip = static_cast<float>(plan.heads[id.head].pv_skip * kLog2e);
   return k;
 }
 
@@ -150,7 +157,8 @@ void RunItem(const Plan& plan, const sparge_run_args& args, const Workspace& w, 
   k.kept = kept;
   k.kept_count = ListKept(w.map.KeptRow(item.row), w.map.words, item.begin, item.end, kept);
   k.state = item.part < 0 ? w.WorkerState(plan, worker) : w.PartState(plan, item.part);
-  item.skipped = plan.runtime.kernels->attend[plan.precision](k);
+  const KernelOps& kernels = *plan.runtime.kernels;
+  item.skipped = (plan.direct() ? kernels.attend_direct : kernels.attend[plan.precision])(k);
   if (item.part < 0) FinishRow(plan, args, w, item.row, k.state);
 }
 
@@ -223,7 +231,11 @@ void Attend(const Plan& plan, const sparge_run_args& args) {
   sparge_stats stats{};
   Stopwatch watch;
 
-  PackAll(plan, args, /*with_values=*/true, w.packed);
+  if (plan.direct()) {
+    PackDirect(plan, args, w.packed);
+  } else {
+    PackAll(plan, args, /*with_values=*/true, w.packed);
+  }
   stats.pack_ms = watch.Lap();
 
   PredictAll(plan, args, w.packed, w.map);

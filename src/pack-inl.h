@@ -14,8 +14,7 @@
 #include <cstring>
 #include <limits>
 
-#include "src/base/half.h"
-#include "src/base/vector-inl.h"
+#include "src/base/tokens-inl.h"
 #include "src/pack_ops.h"
 #include "src/rotate-inl.h"
 
@@ -25,36 +24,6 @@ namespace HWY_NAMESPACE {
 // Magnitudes are compared as bits: the same order, and what is not finite is above all else.
 inline constexpr int32_t kInfinityBits = 0x7F800000;
 HWY_INLINE VI MagnitudeBits(VF x) { return hn::BitCast(I32(), hn::Abs(x)); }
-
-// One token as floats, zero-padded to `pad`.
-HWY_INLINE void LoadToken(const TokenRows& rows, const std::byte* from, int64_t pad, float* out) {
-  const F32 d;
-  int64_t i = 0;
-  if (rows.dtype == SPARGE_F32) {
-    const auto* floats = reinterpret_cast<const float*>(from);
-    for (; i + kLanes <= rows.dim; i += kLanes) hn::Store(hn::LoadU(d, floats + i), d, out + i);
-  } else if (rows.dtype == SPARGE_F16) {
-    const hn::Rebind<hwy::float16_t, F32> half;
-    for (; i + kLanes <= rows.dim; i += kLanes) {
-      hn::Store(hn::PromoteTo(d, hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(from) + i)), d, out + i);
-    }
-  } else {
-    const hn::Rebind<hwy::bfloat16_t, F32> half;
-    for (; i + kLanes <= rows.dim; i += kLanes) {
-      hn::Store(hn::PromoteTo(d, hn::LoadU(half, reinterpret_cast<const hwy::bfloat16_t*>(from) + i)), d, out + i);
-    }
-  }
-  for (; i < rows.dim; ++i) out[i] = LoadElement(from, rows.dtype, i);
-  std::fill(out + rows.dim, out + pad, 0.0f);
-}
-
-// One token as floats, padded: where it lies if it is that already, else converted into `buffer`.
-HWY_INLINE const float* TokenAsFloats(const TokenRows& rows, int64_t token, int64_t pad, float* buffer) {
-  const std::byte* from = rows.data + token * rows.token_stride * static_cast<int64_t>(DtypeBytes(rows.dtype));
-  if (rows.dtype == SPARGE_F32 && rows.dim == pad) return reinterpret_cast<const float*>(from);
-  LoadToken(rows, from, pad, buffer);
-  return buffer;
-}
 
 // |row|^2.
 HWY_INLINE float SquaredNorm(const float* row, int64_t pad) {
@@ -425,6 +394,30 @@ uint64_t PackRows(const PackRowsArgs& args) {
   }
   if (args.mean != nullptr) *args.similarity = summary.Finish();
   return not_finite;
+}
+
+void PackDirectRows(const DirectRowsArgs& args) {
+  const F32 d;
+  for (int64_t t = 0; t < args.tokens.count; ++t) {
+    float* row = args.out + t * args.dim_pad;
+    const float* x = TokenAsFloats(args.tokens, t, args.dim_pad, row);
+    VI bits = hn::Zero(I32());
+    for (int64_t i = 0; i < args.dim_pad; i += kLanes) bits = hn::Max(bits, MagnitudeBits(hn::LoadU(d, x + i)));
+    const int32_t top = hn::GetLane(hn::MaxOfLanes(I32(), bits));
+    const bool finite = top < kInfinityBits;
+    args.shift[t] = finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+    // A power of two, so that nothing is rounded: a key of 2^128 times 576 numbers of 2^-12 is finite.
+    const int exponent = finite && top > 0 ? std::ilogb(std::bit_cast<float>(top)) + 13 : 0;
+    constexpr double kMost = std::numeric_limits<float>::max();
+    args.factor[t] = static_cast<float>(std::clamp(std::ldexp(args.score_factor, exponent), -kMost, kMost));
+    // In two steps, for 2^-exponent alone may not be a float.
+    const VF by = hn::Set(d, finite ? std::ldexp(1.0f, -exponent / 2) : 0.0f);
+    const VF by_rest = hn::Set(d, finite ? std::ldexp(1.0f, -exponent - (-exponent / 2)) : 0.0f);
+    for (int64_t i = 0; i < args.dim_pad; i += kLanes) {
+      const VF v = hn::Mul(hn::Mul(hn::LoadU(d, x + i), by), by_rest);
+      hn::Store(finite ? v : hn::Zero(d), d, row + i);
+    }
+  }
 }
 
 // Rows of one value block as floats in units, zero where there is no token. Returns the magnitude bits of the block.

@@ -22,12 +22,6 @@ double UnitFor(float max_abs) {
   return std::ldexp(1.0, std::clamp(std::ilogb(max_abs), -100, 127));
 }
 
-TokenRows RowsOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head, int64_t first,
-                 int64_t count, int64_t dim) {
-  return {SequenceData(plan, tensor, DtypeBytes(tensor.dtype), sequence, head, first), tensor.dtype,
-          tensor.token_stride, count, dim};
-}
-
 // All that the block functions share.
 struct Packer {
   const Plan& plan;
@@ -220,6 +214,32 @@ void PackAll(const Plan& plan, const sparge_run_args& args, bool with_values, co
   ForEach(executor, k_blocks + plan.q_heads * plan.all_q_blocks, [&](int32_t worker, int64_t task) {
     task < k_blocks ? packer.PackKeyBlock(worker, task) : packer.PackQueryBlock(worker, task - k_blocks);
   });
+}
+
+Packed LayDirect(const Plan& plan, Arena& arena) {
+  const int64_t rows = plan.q_heads * plan.all_q_blocks * kBlockQ;
+  Packed p{};
+  p.units = arena.Take<KeyUnits>(plan.batch() * plan.kv_heads);
+  p.queries = arena.Take<std::byte>(rows * plan.dim_pad() * static_cast<int64_t>(sizeof(float)));
+  p.q_factor = arena.Take<float>(rows);
+  p.q_shift = arena.Take<float>(rows);
+  return p;
+}
+
+void PackDirect(const Plan& plan, const sparge_run_args& args, const Packed& packed) {
+  std::fill_n(packed.units, plan.batch() * plan.kv_heads, KeyUnits{1.0, 1.0});
+  for (int64_t task = 0; task < plan.q_heads * plan.all_q_blocks; ++task) {
+    const BlockId id = FindQueryBlock(plan, task);
+    const Sequence& s = plan.sequences[id.sequence];
+    DirectRowsArgs rows{};
+    rows.tokens = RowsOf(plan, args.q, id.sequence, id.head, s.q_begin, s.q_count, plan.qk_dim);
+    rows.dim_pad = plan.dim_pad();
+    rows.score_factor = plan.scale * kLog2e;
+    rows.out = reinterpret_cast<float*>(packed.queries) + task * kBlockQ * plan.dim_pad();
+    rows.factor = packed.q_factor + task * kBlockQ;
+    rows.shift = packed.q_shift + task * kBlockQ;
+    PackOpsFor(plan.runtime.isa)->direct_rows(rows);
+  }
 }
 
 }  // namespace sparge

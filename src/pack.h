@@ -55,5 +55,9 @@ Packed LayPacked(const Plan& plan, Arena& arena);
 // First pass over the keys, then all blocks. `with_values` false: v is not read (stage 1 only).
 void PackAll(const Plan& plan, const sparge_run_args& args, bool with_values, const Packed& packed);
 
+// For Plan::direct: the queries only, as floats.
+Packed LayDirect(const Plan& plan, Arena& arena);
+void PackDirect(const Plan& plan, const sparge_run_args& args, const Packed& packed);
+
 }  // namespace sparge
 #endif  // SPARGE_SRC_PACK_H_

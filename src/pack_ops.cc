@@ -27,7 +27,7 @@ uint64_t ValuesOf(const PackValuesArgs& args) {
                                           : PackValues<SPARGE_INT8>(args);
 }
 
-inline constexpr PackOps kPackOps{&Measure, &RowsOf, &ValuesOf};
+inline constexpr PackOps kPackOps{&Measure, &RowsOf, &ValuesOf, &PackDirectRows};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sparge

@@ -8,17 +8,10 @@
 #include <cstdint>
 
 #include "src/base/isa.h"
+#include "src/base/tokens.h"
 #include "src/kernel/kernel.h"
 
 namespace sparge {
-
-// `count` tokens of `dim` elements.
-struct TokenRows {
-  const std::byte* data;
-  sparge_dtype dtype;
-  int64_t token_stride;  // elements
-  int64_t count, dim;
-};
 
 // Largest magnitude over the finite tokens, their mean (if `mean` is not NULL) and their number.
 struct Measured {
@@ -80,10 +73,21 @@ struct PackValuesArgs {
 inline constexpr int64_t RowScratchFloats(int64_t dim_pad) { return (16 + 1) * dim_pad; }
 inline constexpr int64_t ValueScratchFloats(int64_t channels) { return (kBlockK + 1) * channels; }
 
+// The queries of one block for the direct kernel: floats, brought to at most 2^-12, and the factor from dot to score.
+struct DirectRowsArgs {
+  TokenRows tokens;
+  int64_t dim_pad;
+  double score_factor;
+  float* out;     // per row: dim_pad floats
+  float* factor;  // per row
+  float* shift;   // per row: 0; NaN marks a row that is not finite
+};
+
 struct PackOps {
   Measured (*measure)(const TokenRows& tokens, int64_t dim_pad, float* mean, float* scratch);
   uint64_t (*rows)(const PackRowsArgs& args);      // bit t = token t is not finite (keys)
   uint64_t (*values)(const PackValuesArgs& args);  // likewise
+  void (*direct_rows)(const DirectRowsArgs& args);
 };
 
 // NULL if that instruction set was not compiled in.

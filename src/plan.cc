@@ -106,7 +106,7 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
 }
 
 void AddSequences(const sparge_plan_desc& desc, Plan& plan) {
-  plan.all_q_blocks = plan.all_k_blocks = plan.q_blocks = plan.k_blocks = 0;
+  plan.all_q_blocks = plan.all_k_blocks = plan.q_blocks = plan.k_blocks = plan.most_queries = 0;
   for (int64_t b = 0; b < desc.batch; ++b) {
     Sequence s{};
     if (plan.packed) {
@@ -127,6 +127,7 @@ void AddSequences(const sparge_plan_desc& desc, Plan& plan) {
     plan.all_q_blocks += s.q_blocks;
     plan.all_k_blocks += s.k_blocks;
     plan.q_blocks = std::max(plan.q_blocks, s.q_blocks);
+    plan.most_queries = std::max(plan.most_queries, s.q_count);
     plan.k_blocks = std::max(plan.k_blocks, s.k_blocks);
     plan.sequences.push_back(s);
   }

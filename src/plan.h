@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/base/half.h"
 #include "src/base/isa.h"
 #include "src/base/visible.h"
 #include "src/kernel/kernel.h"
@@ -32,6 +33,9 @@ struct Sequence {
   int64_t KeysIn(int64_t k_block) const { return std::min<int64_t>(kBlockK, k_count - k_block * kBlockK); }
 };
 
+// Packing a key costs about as much as this many queries take to use it unpacked.
+inline constexpr int64_t kFewQueries = 16;
+
 struct Plan {
   Runtime runtime;
 
@@ -40,6 +44,7 @@ struct Plan {
   int64_t q_heads, kv_heads, heads_per_kv;
   int64_t q_tokens, kv_tokens;  // as in the descriptor
   int64_t qk_dim, v_dim;
+  int64_t most_queries;                // of a sequence
   int64_t q_blocks, k_blocks;          // of the longest sequence: the shape of the map
   int64_t all_q_blocks, all_k_blocks;  // of all sequences of one head
 
@@ -54,6 +59,9 @@ struct Plan {
   bool keep_sink;
   std::vector<sparge_head_params> heads;  // one per query head
 
+  // So few queries that they take keys and values straight from the tensors, in fp32, whatever the precision asked for.
+  // Stage 1 needs summaries, for which all keys have to be read anyway.
+  bool direct() const { return !predicts() && q_blocks <= 1 && most_queries * heads_per_kv <= kFewQueries; }
   bool predicts() const { return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK; }
   const QuantGrid& grid() const { return runtime.kernels->grid[precision]; }
   int64_t batch() const { return static_cast<int64_t>(sequences.size()); }
@@ -104,6 +112,12 @@ inline std::byte* SequenceData(const Plan& plan, const sparge_tensor& tensor, si
   const int64_t batch = plan.packed ? 0 : sequence;
   const int64_t at = batch * tensor.batch_stride + head * tensor.head_stride + first_token * tensor.token_stride;
   return static_cast<std::byte*>(tensor.data) + at * static_cast<int64_t>(element_bytes);
+}
+
+inline TokenRows RowsOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head,
+                        int64_t first_token, int64_t count, int64_t dim) {
+  return {SequenceData(plan, tensor, DtypeBytes(tensor.dtype), sequence, head, first_token), tensor.dtype,
+          tensor.token_stride, count, dim};
 }
 
 inline int64_t MaskElementBytes(sparge_mask_type type) {

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "src/base/tokens.h"
 #include "src/base/visible.h"
 
 namespace sparge {
@@ -93,6 +94,13 @@ struct KeyValueBlocks {
   int64_t channels;  // v_dim rounded up to kChannelAlign
 };
 
+// Instead of packed blocks: all tokens of one sequence and kv head as they are, for the direct kernel.
+struct DirectTokens {
+  TokenRows keys, values;
+};
+// Scores of the direct kernel are bounded by this, log2 units, so that their differences are finite.
+inline constexpr float kDirectScoreLimit = 1e30f;
+
 // What happens to a score between QK and softmax, log2 units throughout.
 struct ScoreRule {
   Visible visible;
@@ -113,6 +121,7 @@ struct RowState {
 struct KernelArgs {
   QueryBlock query;
   KeyValueBlocks blocks;
+  DirectTokens direct;
   ScoreRule rule;
   const int32_t* kept;           // ascending key block indices
   const uint64_t* masked_tiles;  // bit per key block: the mask changes this tile; NULL = no mask
@@ -139,6 +148,8 @@ struct KernelOps {
   QuantGrid grid[3];      // by sparge_precision
   // Returns how many row groups were PV-skipped. One function per precision.
   int64_t (*attend[3])(const KernelArgs&);
+  // The same in fp32 straight from the tensors; of `blocks` it reads `channels` only.
+  int64_t (*attend_direct)(const KernelArgs&);
   void (*finish)(const FinishArgs&);
 };
 

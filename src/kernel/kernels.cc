@@ -54,6 +54,7 @@ inline constexpr KernelOps kKernelOps{kInt8Text,
                                       kGroup,
                                       {PrecisionF32::kGrid, PrecisionI16::kGrid, PrecisionI8::kGrid},
                                       {&Attend<PrecisionF32>, &Attend<PrecisionI16>, &Attend<PrecisionI8>},
+                                      &Attend<PrecisionDirect>,
                                       &Finish};
 
 }  // namespace HWY_NAMESPACE

@@ -16,6 +16,7 @@
 #include <bit>
 #include <cstring>
 
+#include "src/kernel/direct-inl.h"
 #include "src/kernel/dot-inl.h"
 #include "src/kernel/kernel.h"
 #include "src/kernel/panel-inl.h"
@@ -40,9 +41,17 @@ struct PrecisionF32 {
   using Dot = DotF32;
   using Rounded = float;
   static constexpr sparge_precision kPrecision = SPARGE_FP32;
+  static constexpr bool kDirect = false;
+  static constexpr float kLog2Unit = 0;  // of the probabilities
   static constexpr bool kInteger = false;
   static constexpr int kExpDegree = 5;
   static constexpr QuantGrid kGrid{.q_max = 0, .k_max = 0, .p_max = 1, .v_max = 0, .fine_max = 0};
+};
+// fp32 from the caller's tensors. Probabilities are 2^-32 times smaller than elsewhere, so that sums of the largest
+// floats stay finite.
+struct PrecisionDirect : PrecisionF32 {
+  static constexpr bool kDirect = true;
+  static constexpr float kLog2Unit = 32;
 };
 struct PrecisionI16 {
   using Dot = DotI16;
@@ -134,6 +143,9 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
   const QueryBlock& query = args.query;
   const int row = pass.row + rows.first;
   float* scores = pass.scores + rows.first * kBlockK;
+  if constexpr (!P::kInteger) {
+    if constexpr (P::kDirect) return DirectScores(query, row, rows.count, args.direct.keys, block, scores);
+  }
   const int64_t row_bytes = query.row_lanes * kLaneBytes;
   Operands in{query.rows + row * row_bytes, row_bytes,
               args.blocks.keys + block * query.row_lanes * kBlockK * kLaneBytes, kBlockK * kLaneBytes,
@@ -243,6 +255,13 @@ enum class Part { kAll, kLarge, kSmall };
 inline constexpr float kSmallBelow = 1.0f / 64;  // of the row's maximum in the tile
 inline constexpr float Log2Of(int p_max) { return p_max == 255 ? 7.99435344f : p_max == 127 ? 6.98868469f : 12.99982387f; }
 
+// Probabilities are 2^(score - maximum + this).
+template <class P>
+HWY_INLINE constexpr float Log2Steps() {
+  if constexpr (P::kInteger) return Log2Of(P::kGrid.p_max);
+  else return -P::kLog2Unit;
+}
+
 // One vector of a part, in the steps of that part.
 template <class P, Part kPart>
 HWY_INLINE VF PartOf(VF p) {
@@ -281,7 +300,7 @@ HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
   const F32 d;
   for (int r = rows.first; r < rows.first + rows.count; ++r) {
     float* at = pass.scores + r * kBlockK;
-    const VF base = hn::Set(d, pass.tile_max[r] - (P::kInteger ? Log2Of(P::kGrid.p_max) : 0.0f));
+    const VF base = hn::Set(d, pass.tile_max[r] - Log2Steps<P>());
     VF p[kTileVectors];
     VF sum = hn::Zero(d);
     for (int i = 0; i < kTileVectors; ++i) {
@@ -435,6 +454,11 @@ HWY_NOINLINE void AddProducts(const KernelArgs& args, int64_t block, const std::
   const Operands in{static_cast<const std::byte*>(probabilities) + rows.first * kRowBytes, kRowBytes,
                     all_values + block * kSteps * channels * kLaneBytes, channels * kLaneBytes, kSteps};
   float* o = args.state.o + (pass.row + rows.first) * channels;
+  if constexpr (!P::kInteger) {
+    if constexpr (P::kDirect) {
+      return DirectProducts(args.direct.values, block, channels, rows.count, pass.scores + rows.first * kBlockK, o);
+    }
+  }
   if constexpr (P::kInteger) {
     const float* value_scale = args.blocks.value_scale + block * channels;
     HWY_ALIGN float gain[kPassRows];
@@ -533,7 +557,7 @@ HWY_INLINE uint32_t ScorePass(const KernelArgs& args, int64_t block, const Group
   const Range keys{block * kBlockK, (block + 1) * kBlockK};
   const bool use_mask = args.masked_tiles != nullptr && ((args.masked_tiles[block / 64] >> (block % 64)) & 1) != 0;
   const bool special = use_mask || rule.softcap > 0 || rule.slope != 0;
-  const uint64_t poison = args.blocks.poison[block];
+  const uint64_t poison = args.blocks.poison == nullptr ? 0 : args.blocks.poison[block];
   uint32_t active = 0, inside = 0;
   for (int g = 0; g * kGroup < pass.rows; ++g) {
     active |= static_cast<uint32_t>(Overlaps(views[g].any, keys)) << g;
@@ -581,6 +605,9 @@ int64_t Attend(const KernelArgs& args) {
     }
   }
   std::copy_n(sums.m, count, args.state.m);
+  if constexpr (!P::kInteger) {
+    for (int r = 0; r < count; ++r) args.state.m[r] += P::kLog2Unit;
+  }
   std::copy_n(sums.l, count, args.state.l);
   return skipped;
 }
