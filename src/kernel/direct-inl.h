@@ -7,6 +7,7 @@
 #define SPARGE_SRC_KERNEL_DIRECT_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -30,8 +31,18 @@ HWY_INLINE void LoadTokens(const TokenRows& tokens, int64_t first, int64_t pad, 
   for (int i = 0; i < out.count; ++i) out.at[i] = TokenAsFloats(tokens, first + i, pad, buffer + i * pad);
 }
 
+// Asks for kLanes tokens that are needed soon: keys and values take turns, which hardware does not foresee.
+HWY_INLINE void Foresee(const TokenRows& tokens, int64_t first) {
+  const int64_t element = static_cast<int64_t>(DtypeBytes(tokens.dtype));
+  const int64_t count = std::clamp<int64_t>(tokens.count - first, 0, kLanes);
+  for (int64_t i = 0; i < count; ++i) {
+    const std::byte* at = tokens.data + (first + i) * tokens.token_stride * element;
+    for (int64_t b = 0; b < tokens.dim * element; b += 64) __builtin_prefetch(at + b, 0, 2);
+  }
+}
+
 // Scores of `rows` query rows (dim_pad floats each) against the keys of one block, log2 units: dot * factor, bounded.
-HWY_INLINE void DirectScores(const QueryBlock& query, int row, int rows, const TokenRows& keys, int64_t block,
+HWY_INLINE void DirectScores(const QueryBlock& query, int row, int rows, const DirectTokens& tokens, int64_t block,
                              float* scores) {
   const F32 d;
   HWY_ALIGN float buffer[kLanes * kMaxDimPad];
@@ -39,7 +50,8 @@ HWY_INLINE void DirectScores(const QueryBlock& query, int row, int rows, const T
   const int64_t pad = query.row_lanes;
   const VF limit = hn::Set(d, kDirectScoreLimit);
   for (int j = 0; j < kBlockK; j += kLanes) {
-    LoadTokens(keys, block * kBlockK + j, pad, buffer, key);
+    Foresee(tokens.values, block * kBlockK + j);
+    LoadTokens(tokens.keys, block * kBlockK + j, pad, buffer, key);
     for (int r = 0; r < rows; ++r) {
       const auto* q = reinterpret_cast<const float*>(query.rows) + (row + r) * pad;
       VF dots[kLanes];
@@ -76,12 +88,12 @@ HWY_INLINE void AddWeighted(const float* p, const TokenVectors& value, int64_t c
   }
 }
 
-HWY_INLINE void DirectProducts(const TokenRows& values, int64_t block, int64_t channels, int rows,
+HWY_INLINE void DirectProducts(const DirectTokens& tokens, int64_t block, int64_t channels, int rows,
                                const float* probabilities, float* o) {
   HWY_ALIGN float buffer[kLanes * kMaxDimPad];
   TokenVectors value;
   for (int j = 0; j < kBlockK; j += kLanes) {
-    LoadTokens(values, block * kBlockK + j, channels, buffer, value);
+    LoadTokens(tokens.values, block * kBlockK + j, channels, buffer, value);
     for (int r = 0; r < rows; ++r) AddWeighted(probabilities + r * kBlockK + j, value, channels, o + r * channels);
   }
 }

@@ -144,7 +144,7 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
   const int row = pass.row + rows.first;
   float* scores = pass.scores + rows.first * kBlockK;
   if constexpr (!P::kInteger) {
-    if constexpr (P::kDirect) return DirectScores(query, row, rows.count, args.direct.keys, block, scores);
+    if constexpr (P::kDirect) return DirectScores(query, row, rows.count, args.direct, block, scores);
   }
   const int64_t row_bytes = query.row_lanes * kLaneBytes;
   Operands in{query.rows + row * row_bytes, row_bytes,
@@ -456,7 +456,7 @@ HWY_NOINLINE void AddProducts(const KernelArgs& args, int64_t block, const std::
   float* o = args.state.o + (pass.row + rows.first) * channels;
   if constexpr (!P::kInteger) {
     if constexpr (P::kDirect) {
-      return DirectProducts(args.direct.values, block, channels, rows.count, pass.scores + rows.first * kBlockK, o);
+      return DirectProducts(args.direct, block, channels, rows.count, pass.scores + rows.first * kBlockK, o);
     }
   }
   if constexpr (P::kInteger) {
