@@ -171,7 +171,8 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
 }  // namespace
 
 int64_t Packed::scratch_floats(const Plan& plan) {
-  return RoundUp(std::max(RowScratchFloats(plan.dim_pad()), ValueScratchFloats(plan.channels())), Arena::kAlignment / sizeof(float));
+  return RoundUp(std::max(RowScratchFloats(plan.dim_pad()), ValueScratchFloats(plan.channels())),
+                 Arena::kAlignment / sizeof(float));
 }
 
 Packed LayPacked(const Plan& plan, Arena& arena) {
@@ -189,7 +190,8 @@ Packed LayPacked(const Plan& plan, Arena& arena) {
   p.k.similarity = arena.Take<float>(k_blocks);
   p.keys = arena.Take<std::byte>(k_blocks * kBlockK * plan.row_lanes() * kLaneBytes);
   p.key_scale = arena.Take<float>(integer ? k_blocks * kBlockK : 0);
-  p.key_start = arena.Take<int32_t>(plan.grid().q_offset != 0 ? k_blocks * plan.grid().Sums(plan.row_lanes()) * kBlockK : 0);
+  p.key_start =
+      arena.Take<int32_t>(plan.grid().q_offset != 0 ? k_blocks * plan.grid().Sums(plan.row_lanes()) * kBlockK : 0);
   p.poison = arena.Take<uint64_t>(k_blocks);
   p.values = arena.Take<std::byte>(k_blocks * lane_rows * plan.channels() * kLaneBytes);
   p.value_scale = arena.Take<float>(integer ? k_blocks * plan.channels() : 0);

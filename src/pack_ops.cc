@@ -10,6 +10,7 @@
 #include <hwy/highway.h>
 
 #include "src/pack-inl.h"
+#include "src/pack_values-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sparge {

@@ -62,11 +62,11 @@ struct PackValuesArgs {
   sparge_precision precision;
   float inverse_unit;
   int max, norm_max, fine_max;  // as QuantGrid
-  int32_t* out;       // kBlockK / PerLane rows of `channels` lanes
-  float* scale;       // per channel; NULL for fp32
-  int32_t* fine_out;  // the second half of bits, laid out as `out`; NULL for fp32
-  FineValues* fine;   // when it is needed; NULL for fp32
-  float* scratch;     // ValueScratchFloats(channels)
+  int32_t* out;                 // kBlockK / PerLane rows of `channels` lanes
+  float* scale;                 // per channel; NULL for fp32
+  int32_t* fine_out;            // the second half of bits, laid out as `out`; NULL for fp32
+  FineValues* fine;             // when it is needed; NULL for fp32
+  float* scratch;               // ValueScratchFloats(channels)
 };
 
 // The widest vectors have 16 lanes: so many rows and one of sums; a block of values and one row of scales.

@@ -41,8 +41,8 @@ HWY_INLINE void Unroll(const Body& body) {
   (std::make_integer_sequence<int, kCount>{});
 }
 
-// The lanes of each of kLanes vectors reduced with `op`: lane i of the result belongs to vectors[i]. Merging two vectors
-// at a time takes a third of the instructions of kLanes reductions.
+// The lanes of each of kLanes vectors reduced with `op`: lane i of the result belongs to vectors[i]. Merging two
+// vectors at a time takes a third of the instructions of kLanes reductions.
 template <class V, class Op>
 HWY_INLINE V ReduceEach(V (&vectors)[kLanes], const Op& op) {
   const hn::DFromV<V> d;

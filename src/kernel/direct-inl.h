@@ -1,5 +1,5 @@
-// QK and PV straight from the caller's tensors, for a handful of queries: there, packing a key costs more than using it.
-// Compiled once per instruction set.
+// QK and PV straight from the caller's tensors, for a handful of queries: there, packing a key costs more than using
+// it. Compiled once per instruction set.
 #if defined(SPARGE_SRC_KERNEL_DIRECT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SPARGE_SRC_KERNEL_DIRECT_INL_H_
 #undef SPARGE_SRC_KERNEL_DIRECT_INL_H_
@@ -67,8 +67,8 @@ HWY_INLINE void DirectScores(const QueryBlock& query, int row, int rows, const D
   }
 }
 
-// o += p . values for one row and kLanes keys. A key without weight is left alone: it may be hidden, and its value may be
-// no number at all.
+// o += p . values for one row and kLanes keys. A key without weight is left alone: it may be hidden, and its value may
+// be no number at all.
 HWY_INLINE void AddWeighted(const float* p, const TokenVectors& value, int64_t channels, float* o) {
   const F32 d;
   const uint32_t all = (uint32_t{1} << value.count) - 1;

@@ -79,16 +79,16 @@ enum class FineValues : uint8_t { kNever, kForPeaks, kAlways };
 
 // All key and value blocks of one sequence and kv head, packed.
 struct KeyValueBlocks {
-  const std::byte* keys;     // per block: row_lanes x kBlockK lanes
-  const float* key_scale;    // per key (integers only)
+  const std::byte* keys;   // per block: row_lanes x kBlockK lanes
+  const float* key_scale;  // per key (integers only)
   // Where the accumulation starts, per block, accumulation and key: -q_offset * sum of the key's integers (int8 only).
   // Narrow accumulators: a pair of int16 for the two halves of the lanes.
   const int32_t* key_start;
   const uint64_t* poison;    // per block: bit j = key or value j is not finite; stored as zeros
   const std::byte* values;   // per block: (kBlockK / PerLane) x channels lanes
   const float* value_scale;  // per block and channel (integers only)
-  // Integers only: what rounding left of the values, in the same layout, in steps of value_scale / (2 fine_max); and when
-  // it is needed.
+  // Integers only: what rounding left of the values, in the same layout, in steps of value_scale / (2 fine_max); and
+  // when it is needed.
   const std::byte* fine_values;
   const FineValues* fine;
   int64_t channels;  // v_dim rounded up to kChannelAlign

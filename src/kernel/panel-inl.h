@@ -36,9 +36,8 @@ template <class Dot, int kRows, int kVectors, class Start, class Done>
 HWY_INLINE void Panel(const Operands& in, const Start& start, const Done& done) {
   const I32 d;
   typename Dot::Acc acc[kRows][kVectors];
-  Unroll<kVectors>([&](auto n) SPARGE_INLINE {
-    Unroll<kRows>([&](auto r) SPARGE_INLINE { acc[r][n] = start(r, n); });
-  });
+  Unroll<kVectors>([&](auto n)
+                       SPARGE_INLINE { Unroll<kRows>([&](auto r) SPARGE_INLINE { acc[r][n] = start(r, n); }); });
   for (int64_t s = 0; s < in.steps; ++s) {
     const auto* lanes = reinterpret_cast<const int32_t*>(in.b + s * in.b_bytes);
     typename Dot::B vectors[kVectors];

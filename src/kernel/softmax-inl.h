@@ -25,7 +25,7 @@ HWY_INLINE VF Exp2Polynomial(VF f) {
                                 5.58263138e-2f, 8.98934451e-3f, 1.87757501e-3f};
 #else  // |f| <= 1/2
   constexpr float kCubic[] = {9.99928074e-1f, 6.93260985e-1f, 2.42611122e-1f, 5.51716690e-2f};
-  constexpr float kQuintic[] = {1.00000007f,      6.93146967e-1f, 2.40221197e-1f,
+  constexpr float kQuintic[] = {1.00000007f,    6.93146967e-1f, 2.40221197e-1f,
                                 5.55071327e-2f, 9.67554133e-3f, 1.32764720e-3f};
 #endif
   const float* coefficients = kDegree == 3 ? kCubic : kQuintic;

@@ -20,80 +20,14 @@
 #include "src/kernel/dot-inl.h"
 #include "src/kernel/kernel.h"
 #include "src/kernel/panel-inl.h"
+#include "src/kernel/pass-inl.h"
 #include "src/kernel/rule-inl.h"
 #include "src/kernel/softmax-inl.h"
+#include "src/kernel/weights-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sparge {
 namespace HWY_NAMESPACE {
-
-// Rows of a group decide on the PV skip together. Small groups skip more (kernels differ by 5-7 points between 6 and 12
-// rows), larger ones reuse a loaded key vector more often.
-inline constexpr int kGroup = kRowsPerPanel;
-inline constexpr int kPassGroups = 4;
-inline constexpr int kPassRows = kPassGroups * kGroup;
-inline constexpr int kMaxGroups = (kBlockQ + kGroup - 1) / kGroup;
-static_assert(kPassRows % kLanes == 0 && kPassRows <= 32);
-
-// What the precisions differ in. `kExpDegree`: see Exp2. `kMostLost`: the share of a row's weight that rounding may
-// move; about a tenth of the precision's error, and ten times what rounding moves in a tile of noise.
-struct PrecisionF32 {
-  using Dot = DotF32;
-  using Rounded = float;
-  static constexpr sparge_precision kPrecision = SPARGE_FP32;
-  static constexpr bool kDirect = false;
-  static constexpr float kLog2Unit = 0;  // of the probabilities
-  static constexpr bool kInteger = false;
-  static constexpr int kExpDegree = 5;
-  static constexpr QuantGrid kGrid{.q_max = 0, .k_max = 0, .p_max = 1, .v_max = 0, .fine_max = 0};
-};
-// fp32 from the caller's tensors. Probabilities are 2^-32 times smaller than elsewhere, so that sums of the largest
-// floats stay finite.
-struct PrecisionDirect : PrecisionF32 {
-  static constexpr bool kDirect = true;
-  static constexpr float kLog2Unit = 32;
-};
-struct PrecisionI16 {
-  using Dot = DotI16;
-  using Rounded = int16_t;
-  static constexpr sparge_precision kPrecision = SPARGE_INT16;
-  static constexpr float kMostLost = 2e-4f;
-  static constexpr bool kInteger = true;
-  static constexpr int kExpDegree = 5;
-  // QK: |q|_2 |k|_2 <= (46300 + sqrt(576)/2)^2 < 2^31, the second term being what rounding can add to a norm.
-  // PV: 64 * 8191 * 4095 < 2^31.
-  static constexpr QuantGrid kGrid{.q_max = 32767,
-                                   .k_max = 32767,
-                                   .p_max = 8191,
-                                   .v_max = 4095,
-                                   .fine_max = 4095,
-                                   .q_norm_max = 46300,
-                                   .k_norm_max = 46300};
-};
-struct PrecisionI8 {
-  using Dot = DotI8;
-  using Rounded = uint8_t;
-  static constexpr sparge_precision kPrecision = SPARGE_INT8;
-  static constexpr float kMostLost = 4e-3f;
-  static constexpr bool kInteger = true;
-  static constexpr int kExpDegree = 3;
-  static constexpr QuantGrid kGrid = kGridI8;
-};
-
-// The rows of a pass while they meet one tile. Arrays of one number per row are whole vectors.
-template <class P>
-struct Pass {
-  HWY_ALIGN float scores[kPassRows * kBlockK];      // and then in their place probabilities; integers: in 1 / p_max
-  HWY_ALIGN typename P::Rounded rounded[P::kInteger ? kPassRows * kBlockK : 1];  // probabilities as integers
-  HWY_ALIGN float partial_sum[kPassRows * kLanes];  // of a row's numbers, spread over lanes
-  HWY_ALIGN float tile_max[kPassRows];              // log2 units; fp32: what probabilities are relative to
-  HWY_ALIGN float tile_sum[kPassRows];              // of the probabilities as they are stored; integers: in 1 / p_max
-  HWY_ALIGN float keep[kPassRows];                  // what the old sums are multiplied by
-  HWY_ALIGN float gain[kPassRows];                  // what 1 / p_max of the tile's maximum is worth (integers only)
-  HWY_ALIGN float coarser[kPassRows];               // steps of the stored probabilities in units of 1 / p_max
-  int row;                                          // first row in the query block
-  int rows;                                         // 1..kPassRows
-};
 
 // Running maximum and sum of all rows of the query block.
 struct RowSums {
@@ -105,35 +39,6 @@ struct RowSums {
 struct GroupView {
   Range any, all;
 };
-
-// One bit per row of a pass to one per group.
-HWY_INLINE uint32_t GroupsWith(uint32_t row_bits) {
-  uint32_t groups = 0;
-  for (int g = 0; g < kPassGroups; ++g) {
-    groups |= static_cast<uint32_t>(((row_bits >> (g * kGroup)) & ((1u << kGroup) - 1)) != 0) << g;
-  }
-  return groups;
-}
-
-// Neighbouring rows of a pass.
-struct Rows {
-  int first, count;
-};
-
-// body(rows) for every run of neighbouring groups among `groups`, or for every group by itself.
-template <class P, class Body>
-HWY_INLINE void ForEachRun(const Pass<P>& pass, uint32_t groups, const Body& body) {
-  while (groups != 0) {
-    const int first = std::countr_zero(groups);
-    const int end = first + std::countr_one(groups >> first);
-    body(Rows{first * kGroup, std::min(end * kGroup, pass.rows) - first * kGroup});
-    groups &= ~((uint32_t{1} << end) - 1);
-  }
-}
-template <class P, class Body>
-HWY_INLINE void ForEachGroup(const Pass<P>& pass, uint32_t groups, const Body& body) {
-  for (; groups != 0; groups &= groups - 1) ForEachRun(pass, groups & -groups, body);
-}
 
 // QK: scores of rows against one key block, log2 units.
 template <class P>
@@ -148,8 +53,7 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
   }
   const int64_t row_bytes = query.row_lanes * kLaneBytes;
   Operands in{query.rows + row * row_bytes, row_bytes,
-              args.blocks.keys + block * query.row_lanes * kBlockK * kLaneBytes, kBlockK * kLaneBytes,
-              query.row_lanes};
+              args.blocks.keys + block * query.row_lanes * kBlockK * kLaneBytes, kBlockK * kLaneBytes, query.row_lanes};
   if constexpr (P::kInteger) {
     const float* key_scale = args.blocks.key_scale + block * kBlockK;
     const float* factor = query.factor + row;
@@ -246,181 +150,6 @@ HWY_INLINE void MoveMaxima(Pass<P>& pass, float* m) {
       hn::Store(base, d, pass.tile_max + r);
     }
   }
-}
-
-// Which probabilities of a tile to round. Where a few keys have nearly all the weight (an attention sink), the step
-// that suits them takes the rest to zero, and all the rest together may matter: then large and small ones get a step
-// each.
-enum class Part { kAll, kLarge, kSmall };
-inline constexpr float kSmallBelow = 1.0f / 64;  // of the row's maximum in the tile
-inline constexpr float Log2Of(int p_max) { return p_max == 255 ? 7.99435344f : p_max == 127 ? 6.98868469f : 12.99982387f; }
-
-// Probabilities are 2^(score - maximum + this).
-template <class P>
-HWY_INLINE constexpr float Log2Steps() {
-  if constexpr (P::kInteger) return Log2Of(P::kGrid.p_max);
-  else return -P::kLog2Unit;
-}
-
-// One vector of a part, in the steps of that part.
-template <class P, Part kPart>
-HWY_INLINE VF PartOf(VF p) {
-  const F32 d;
-  const auto large = hn::Ge(p, hn::Set(d, static_cast<float>(P::kGrid.p_max) * kSmallBelow));
-  if constexpr (kPart == Part::kLarge) return hn::IfThenElseZero(large, p);
-  if constexpr (kPart == Part::kSmall) return hn::IfThenZeroElse(large, hn::Mul(p, hn::Set(d, 1 / kSmallBelow)));
-  return p;
-}
-
-// One row of probabilities to integers, and their sum spread over lanes. The sum is that of the rounded numbers, so that
-// what rounding adds to all of them alike cancels in o / l.
-template <class P>
-HWY_INLINE void RoundRow(const VF (&p)[kTileVectors], int r, Pass<P>& pass) {
-  using Dot = typename P::Dot;
-  auto* out = pass.rounded + r * kBlockK;
-  VI n[kTileVectors];
-  for (int i = 0; i < kTileVectors; ++i) n[i] = hn::NearestInt(p[i]);
-  StoreNarrow(n, out);
-  // The sum is a dot product with ones.
-  constexpr int kPer = PerLane(P::kPrecision);
-  const auto ones = Dot::PrepareB(hn::Set(I32(), kPer == 4 ? 0x01010101 : 0x00010001));
-  auto acc = Dot::Start();
-  for (int j = 0; j < kBlockK; j += kLanes * kPer) {
-    Dot::Step(acc, Dot::PrepareA(hn::Load(I32(), reinterpret_cast<const int32_t*>(out + j))), ones);
-  }
-  VF sum = Dot::Total(acc);
-  if constexpr (P::kGrid.p_norm_max != 0) sum = hn::Mul(sum, hn::Set(F32(), pass.coarser[r]));
-  hn::Store(sum, F32(), pass.partial_sum + r * kLanes);
-}
-
-// Probabilities of rows relative to tile_max, in place of the scores; and rounded ones, unless these must keep a norm:
-// then the sums of their squares. fp32: with their sums.
-template <class P>
-HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
-  const F32 d;
-  for (int r = rows.first; r < rows.first + rows.count; ++r) {
-    float* at = pass.scores + r * kBlockK;
-    const VF base = hn::Set(d, pass.tile_max[r] - Log2Steps<P>());
-    VF p[kTileVectors];
-    VF sum = hn::Zero(d);
-    for (int i = 0; i < kTileVectors; ++i) {
-      const VF below = hn::Sub(hn::Load(d, at + i * kLanes), base);
-      if constexpr (P::kInteger) {
-        p[i] = Exp2Coarse<P::kExpDegree>(below);
-        if constexpr (P::kGrid.p_norm_max != 0) sum = hn::MulAdd(p[i], p[i], sum);
-      } else {
-        p[i] = Exp2<P::kExpDegree>(below);
-        sum = hn::Add(sum, p[i]);
-      }
-      hn::Store(p[i], d, at + i * kLanes);
-    }
-    if constexpr (P::kInteger && P::kGrid.p_norm_max == 0) {
-      RoundRow(p, r, pass);
-    } else {
-      hn::Store(sum, d, pass.partial_sum + r * kLanes);
-    }
-  }
-}
-
-// How much coarser the steps of rows must be so that neither half of the lanes has an L2 norm above p_norm_max; from the
-// sums of squares.
-template <class P>
-HWY_INLINE void ChooseSteps(Pass<P>& pass) {
-  const F32 d;
-  const auto halves = hn::RebindMask(d, hn::Eq(hn::And(hn::Iota(I32(), 0), hn::Set(I32(), 2)), hn::Zero(I32())));
-  for (int first = 0; first < pass.rows; first += kLanes) {
-    VF firsts[kLanes], seconds[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      const VF squares = hn::Load(d, pass.partial_sum + (first + i) * kLanes);
-      firsts[i] = hn::IfThenElseZero(halves, squares);
-      seconds[i] = hn::IfThenZeroElse(halves, squares);
-    }
-    const VF norm = hn::Sqrt(hn::Max(SumOfEach(firsts), SumOfEach(seconds)));
-    const VF most = hn::Set(d, 1.0f / static_cast<float>(P::kGrid.p_norm_max));
-    hn::Store(hn::Max(hn::Mul(norm, most), hn::Set(d, 1.0f)), d, pass.coarser + first);
-  }
-}
-
-// Stored probabilities of rows, or a part of them, to integers in the steps that were chosen.
-template <class P, Part kPart = Part::kAll>
-HWY_NOINLINE void RoundProbabilities(Rows rows, Pass<P>& pass) {
-  const F32 d;
-  for (int r = rows.first; r < rows.first + rows.count; ++r) {
-    const VF finer = hn::Set(d, P::kGrid.p_norm_max != 0 ? 1.0f / pass.coarser[r] : 1.0f);
-    VF p[kTileVectors];
-    for (int i = 0; i < kTileVectors; ++i) {
-      p[i] = hn::Mul(PartOf<P, kPart>(hn::Load(d, pass.scores + r * kBlockK + i * kLanes)), finer);
-    }
-    RoundRow(p, r, pass);
-  }
-}
-
-// Sums of the rows of the groups, from partial_sum; 0 for the others.
-template <class P>
-HWY_INLINE void SumRows(uint32_t groups, const Pass<P>& pass, float* out) {
-  const F32 d;
-  for (int first = 0; first < pass.rows; first += kLanes) {
-    VF sums[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      const int r = first + i;
-      const bool has = r < pass.rows && ((groups >> (r / kGroup)) & 1) != 0;
-      sums[i] = has ? hn::Load(d, pass.partial_sum + r * kLanes) : hn::Zero(d);
-    }
-    hn::Store(SumOfEach(sums), d, out + first);
-  }
-}
-
-// Groups in which rounding may have changed the weight of the tile by more than kMostLost of a row's weight so far: it
-// changes each probability by at most half a step, and the largest hardly.
-template <class P>
-HWY_INLINE uint32_t MayLoseWeight(const Pass<P>& pass, const float* l) {
-  const F32 d;
-  uint32_t rows = 0;
-  for (int r = 0; r < pass.rows; r += kLanes) {
-    const VF gain = hn::Load(d, pass.gain + r);
-    VF most = hn::Mul(gain, hn::Set(d, 0.5f * (kBlockK - 1)));
-    if constexpr (P::kGrid.p_norm_max != 0) most = hn::Mul(most, hn::Load(d, pass.coarser + r));
-    const VF tile = hn::MulSub(hn::Load(d, pass.tile_sum + r), gain, most);
-    const VF least = hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r), tile);
-    rows |= MaskBits(hn::Gt(most, hn::Mul(least, hn::Set(d, P::kMostLost)))) << r;
-  }
-  return GroupsWith(rows);
-}
-
-// Those of the doubtful groups in which it really did.
-template <class P>
-HWY_NOINLINE uint32_t LoseWeight(uint32_t doubtful, const float* l, Pass<P>& pass) {
-  const F32 d;
-  ForEachRun(pass, doubtful, [&](Rows run) HWY_ATTR {
-    for (int r = run.first; r < run.first + run.count; ++r) {
-      VF sum = hn::Zero(d);
-      for (int j = 0; j < kBlockK; j += kLanes) sum = hn::Add(sum, hn::Load(d, pass.scores + r * kBlockK + j));
-      hn::Store(sum, d, pass.partial_sum + r * kLanes);
-    }
-  });
-  HWY_ALIGN float exact_sum[kPassRows];
-  SumRows(doubtful, pass, exact_sum);
-  uint32_t rows = 0;
-  for (int r = 0; r < pass.rows; r += kLanes) {
-    const VF gain = hn::Load(d, pass.gain + r);
-    const VF exact = hn::Load(d, exact_sum + r);
-    const VF lost = hn::Mul(hn::AbsDiff(exact, hn::Load(d, pass.tile_sum + r)), gain);
-    const VF weight = hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r), hn::Mul(exact, gain));
-    rows |= MaskBits(hn::Gt(lost, hn::Mul(weight, hn::Set(d, P::kMostLost)))) << r;
-  }
-  return doubtful & GroupsWith(rows);
-}
-
-// True iff some row has its weight on few keys of this tile: then what rounding took from their values does not average
-// out. The tile must matter (its maximum within 2^-4 of the running one) and its weights sum to less than 8 maxima.
-template <class P>
-HWY_INLINE bool HasPeak(const Pass<P>& pass, Rows rows) {
-  constexpr float kMax = P::kGrid.p_max;
-  bool peak = false;
-  for (int r = rows.first; r < rows.first + rows.count; ++r) {
-    peak |= pass.gain[r] * kMax > 0x1p-4f && pass.tile_sum[r] < 8 * kMax;
-  }
-  return peak;
 }
 
 // o *= keep, which is 1 for most rows of most tiles.
