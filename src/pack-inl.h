@@ -298,7 +298,7 @@ HWY_INLINE VI StoreLanes(const PackRowsArgs& args, int64_t token, const float* r
       continue;
     }
     // Rounding does not step over the bound: x is at most max * (1 + 2^-21), which is nearer to max than to max + 1.
-    const VI n = hn::NearestInt(x);
+    const VI n = NearestSmall(x);
     sum = hn::Add(sum, n);
     if constexpr (kPrecision == SPARGE_INT16) {
       const hn::Rebind<int16_t, F32> narrow;

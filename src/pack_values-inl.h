@@ -131,7 +131,7 @@ HWY_INLINE void StoreValues(const PackValuesArgs& args, const float* rows, const
       for (int i = kPer - 1; i >= 0; --i) {
         VF x = hn::Mul(hn::Load(d, rows + (step * kPer + i) * args.channels + c), hn::Load(d, by + c));
         if constexpr (kFine) x = hn::Mul(hn::Sub(x, hn::Round(x)), finer);
-        const VI n = hn::NearestInt(x);
+        const VI n = NearestSmall(x);
         lane = hn::Or(hn::ShiftLeft < kBits == 32 ? 0 : kBits > (lane), hn::And(n, field));
       }
       hn::Store(lane, di, out + step * args.channels + c);

@@ -64,6 +64,17 @@ HWY_INLINE V SumOfEach(V (&vectors)[kLanes]) {
   return ReduceEach(vectors, [](V a, V b) HWY_ATTR { return hn::Add(a, b); });
 }
 
+// The nearest integer of numbers within int32: hn::NearestInt takes four more instructions to care for others.
+HWY_INLINE VI NearestSmall(VF x) {
+#if SPARGE_AVX512
+  return VI{_mm512_cvtps_epi32(x.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  return VI{_mm256_cvtps_epi32(x.raw)};
+#else
+  return hn::NearestInt(x);
+#endif
+}
+
 // One bit per lane.
 HWY_INLINE uint32_t MaskBits(hn::Mask<F32> mask) {
   uint8_t bytes[8] = {};

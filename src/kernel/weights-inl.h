@@ -53,7 +53,7 @@ HWY_INLINE void RoundRow(const VF (&p)[kTileVectors], int r, Pass<P>& pass) {
   using Dot = typename P::Dot;
   auto* out = pass.rounded + r * kBlockK;
   VI n[kTileVectors];
-  for (int i = 0; i < kTileVectors; ++i) n[i] = hn::NearestInt(p[i]);
+  for (int i = 0; i < kTileVectors; ++i) n[i] = NearestSmall(p[i]);
   StoreNarrow(n, out);
   // The sum is a dot product with ones.
   constexpr int kPer = PerLane(P::kPrecision);
