@@ -9,6 +9,7 @@
 #include <hwy/highway.h>
 
 #include <cstring>
+#include <type_traits>
 
 #include "src/kernel/dot-inl.h"
 
@@ -20,6 +21,14 @@ namespace HWY_NAMESPACE {
 // fit 32 registers on AVX-512 and NEON, and 16 on AVX2. A row group is one panel high.
 inline constexpr int kRowsPerPanel = HWY_TARGET == HWY_AVX2 ? 6 : 8;
 inline constexpr int kVectorsPerPanel = 2;
+
+#ifndef SPARGE_UNROLL_4
+#ifdef __clang__
+#define SPARGE_UNROLL_4 _Pragma("clang loop unroll_count(4)")
+#else
+#define SPARGE_UNROLL_4 _Pragma("GCC unroll 4")
+#endif
+#endif
 
 // A has `a_bytes` from row to row, B `b_bytes` from step to step.
 struct Operands {
@@ -38,7 +47,7 @@ HWY_INLINE void Panel(const Operands& in, const Start& start, const Done& done) 
   typename Dot::Acc acc[kRows][kVectors];
   Unroll<kVectors>([&](auto n)
                        SPARGE_INLINE { Unroll<kRows>([&](auto r) SPARGE_INLINE { acc[r][n] = start(r, n); }); });
-  for (int64_t s = 0; s < in.steps; ++s) {
+  const auto step = [&](int64_t s) SPARGE_INLINE {
     const auto* lanes = reinterpret_cast<const int32_t*>(in.b + s * in.b_bytes);
     typename Dot::B vectors[kVectors];
     Unroll<kVectors>([&](auto n) SPARGE_INLINE { vectors[n] = Dot::PrepareB(hn::Load(d, lanes + n * kLanes)); });
@@ -48,6 +57,13 @@ HWY_INLINE void Panel(const Operands& in, const Start& start, const Done& done) 
       const typename Dot::A row = Dot::PrepareA(hn::Set(d, lane));
       Unroll<kVectors>([&](auto n) SPARGE_INLINE { Dot::Step(acc[r][n], row, vectors[n]); });
     });
+  };
+  // Several steps per turn: fp32 gains 2 to 7 %, integers nothing.
+  if constexpr (std::is_same_v<Dot, DotF32>) {
+    SPARGE_UNROLL_4
+    for (int64_t s = 0; s < in.steps; ++s) step(s);
+  } else {
+    for (int64_t s = 0; s < in.steps; ++s) step(s);
   }
   Unroll<kRows>([&](auto r) SPARGE_INLINE {
     Unroll<kVectors>([&](auto n) SPARGE_INLINE { done(r, n, Dot::Total(acc[r][n])); });

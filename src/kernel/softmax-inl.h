@@ -47,10 +47,10 @@ HWY_INLINE VF Exp2(VF x) {
   return VF{_mm512_maskz_scalef_ps(normal, p.raw, x.raw)};
 #else
   const VF clamped = hn::Max(x, hn::Set(d, -127.0f));
-  const VF whole = hn::Round(clamped);
-  const VF p = Exp2Polynomial<kDegree>(hn::Sub(clamped, whole));
+  const VI whole = NearestSmall(clamped);
+  const VF p = Exp2Polynomial<kDegree>(hn::Sub(clamped, hn::ConvertTo(d, whole)));
   // 2^n by putting n + 127 into the exponent; n = -127 gives +0.
-  const VI exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(I32(), whole), hn::Set(I32(), 127)));
+  const VI exponent = hn::ShiftLeft<23>(hn::Add(whole, hn::Set(I32(), 127)));
   return hn::Mul(p, hn::BitCast(F32(), exponent));
 #endif
 }
