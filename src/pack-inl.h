@@ -314,13 +314,14 @@ HWY_INLINE VI StoreLanes(const PackRowsArgs& args, int64_t token, const float* r
   }
   const int64_t first_lane = begin / PerLane(kPrecision);
   const int64_t count = std::min((end - begin) / PerLane(kPrecision), args.row_lanes - first_lane);
-  int32_t* out = args.out + token * args.row_stride + first_lane * args.lane_stride;
-  if (args.lane_stride == 1) {
-    std::memcpy(out, lanes, static_cast<size_t>(count * kLaneBytes));
-  } else {
-    for (int64_t lane = 0; lane < count; ++lane) {
-      std::memcpy(out + lane * args.lane_stride, lanes + lane * kLaneBytes, kLaneBytes);
-    }
+  if (args.is_query) {
+    std::memcpy(args.out + token * args.row_lanes + first_lane, lanes, static_cast<size_t>(count * kLaneBytes));
+    return sum;
+  }
+  const int64_t within = token % kPanelLanes;
+  int32_t* out = args.out + (token - within) * args.row_lanes + first_lane * kPanelLanes + within;
+  for (int64_t lane = 0; lane < count; ++lane) {
+    std::memcpy(out + lane * kPanelLanes, lanes + lane * kLaneBytes, kLaneBytes);
   }
   return sum;
 }

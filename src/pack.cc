@@ -96,8 +96,6 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   rows.sum_lanes = grid.sum_lanes;
   rows.rotate = grid.rotate;
   rows.row_lanes = plan.row_lanes();
-  rows.row_stride = 1;
-  rows.lane_stride = kBlockK;
   rows.out = reinterpret_cast<int32_t*>(packed.keys) + task * plan.row_lanes() * kBlockK;
   rows.scale = integer ? packed.key_scale + task * kBlockK : nullptr;
   rows.start = grid.q_offset != 0 ? packed.key_start + task * starts : nullptr;
@@ -154,8 +152,6 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   if (grid.rotate) rows.score_factor /= static_cast<double>(RotationBlock(plan.qk_dim));
   rows.limit = kScoreLimit / (static_cast<double>(plan.qk_dim) * kStoredKeyMax);
   rows.row_lanes = plan.row_lanes();
-  rows.row_stride = plan.row_lanes();
-  rows.lane_stride = 1;
   rows.out = reinterpret_cast<int32_t*>(packed.queries) + task * kBlockQ * plan.row_lanes();
   rows.scale = packed.q_factor + task * kBlockQ;
   rows.mean = plan.predicts() ? packed.q.mean + task * plan.dim_pad() : nullptr;

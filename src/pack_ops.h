@@ -43,9 +43,9 @@ struct PackRowsArgs {
   // Queries: score = dot * factor, factor = (scale of the row) * score_factor, bounded by limit / max (integers) or
   // limit / max|row| (fp32), so that scores stay finite.
   double score_factor, limit;
-  // Results. Lane i of row t goes to out[t * row_stride + i * lane_stride].
+  // Results. Queries: row_lanes lanes per row. Keys: a block in panels, see kernel.h.
   int32_t* out;
-  int64_t row_lanes, row_stride, lane_stride;
+  int64_t row_lanes;
   float* scale;         // per row: keys: the scale; queries: the score factor. NULL for fp32 keys
   int32_t* start;       // per accumulation (kBlockK apart) and row, as KeyValueBlocks::key_start; NULL = not needed
   int start_offset;     // offset_of_q

@@ -116,6 +116,23 @@ HWY_INLINE FineValues JudgeFineValues(const PackValuesArgs& args, const float* r
                                  : FineValues::kNever;
 }
 
+// body(step, channel, place of the lane in the block), a vector of lanes at a time, in the order of their places.
+template <class Body>
+HWY_INLINE void ForEachLane(int64_t channels, int64_t steps, const Body& body) {
+  for (int64_t begin = 0; begin < channels; begin += kPanelLanes) {
+    const int64_t width = std::min<int64_t>(kPanelLanes, channels - begin);
+    // A narrower last panel is one vector after the other, as the kernel reads it.
+    const int64_t together = width == kPanelLanes ? kPanelLanes : kLanes;
+    for (int64_t first = begin; first < begin + width; first += together) {
+      for (int64_t step = 0; step < steps; ++step) {
+        for (int64_t c = first; c < first + together; c += kLanes) {
+          body(step, c, first * steps + step * together + (c - first));
+        }
+      }
+    }
+  }
+}
+
 // Lanes of round(v * by), or if kFine of what that rounding leaves, in steps 2 * fine_max times as fine.
 template <sparge_precision kPrecision, bool kFine>
 HWY_INLINE void StoreValues(const PackValuesArgs& args, const float* rows, const float* by, int32_t* out) {
@@ -125,18 +142,16 @@ HWY_INLINE void StoreValues(const PackValuesArgs& args, const float* rows, const
   constexpr int kBits = 32 / kPer;
   const VI field = hn::Set(di, static_cast<int32_t>((int64_t{1} << kBits) - 1));
   const VF finer = hn::Set(d, 2.0f * static_cast<float>(args.fine_max));
-  for (int64_t step = 0; step < kBlockK / kPer; ++step) {
-    for (int64_t c = 0; c < args.channels; c += kLanes) {
-      VI lane = hn::Zero(di);
-      for (int i = kPer - 1; i >= 0; --i) {
-        VF x = hn::Mul(hn::Load(d, rows + (step * kPer + i) * args.channels + c), hn::Load(d, by + c));
-        if constexpr (kFine) x = hn::Mul(hn::Sub(x, hn::Round(x)), finer);
-        const VI n = NearestSmall(x);
-        lane = hn::Or(hn::ShiftLeft < kBits == 32 ? 0 : kBits > (lane), hn::And(n, field));
-      }
-      hn::Store(lane, di, out + step * args.channels + c);
+  ForEachLane(args.channels, kBlockK / kPer, [&](int64_t step, int64_t c, int64_t at) HWY_ATTR {
+    VI lane = hn::Zero(di);
+    for (int i = kPer - 1; i >= 0; --i) {
+      VF x = hn::Mul(hn::Load(d, rows + (step * kPer + i) * args.channels + c), hn::Load(d, by + c));
+      if constexpr (kFine) x = hn::Mul(hn::Sub(x, hn::Round(x)), finer);
+      const VI n = NearestSmall(x);
+      lane = hn::Or(hn::ShiftLeft < kBits == 32 ? 0 : kBits > (lane), hn::And(n, field));
     }
-  }
+    hn::Store(lane, di, out + at);
+  });
 }
 
 template <sparge_precision kPrecision>
@@ -145,7 +160,10 @@ uint64_t PackValues(const PackValuesArgs& args) {
   float* by = args.scratch + kBlockK * args.channels;
   const uint64_t not_finite = LoadValues(args, rows) < kInfinityBits ? 0 : ClearNotFinite(args, rows);
   if constexpr (kPrecision == SPARGE_FP32) {
-    std::memcpy(args.out, rows, sizeof(float) * static_cast<size_t>(kBlockK * args.channels));
+    const F32 d;
+    ForEachLane(args.channels, kBlockK, [&](int64_t step, int64_t c, int64_t at) HWY_ATTR {
+      hn::Store(hn::Load(d, rows + step * args.channels + c), d, reinterpret_cast<float*>(args.out) + at);
+    });
   } else {
     ChannelScales(args, rows, by);
     StoreValues<kPrecision, false>(args, rows, by, args.out);

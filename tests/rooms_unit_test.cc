@@ -79,13 +79,15 @@ struct PackedRows {
   std::vector<int32_t> out;
   std::vector<float> scale;
   std::vector<int32_t> start;
-  int64_t lanes;
+  int64_t lanes, panel_lanes;
 };
 
-PackedRows PackNoise(const PackOps& ops, sparge_precision precision, const QuantGrid& grid, const std::vector<float>& x,
+PackedRows PackNoise(Isa isa, sparge_precision precision, const QuantGrid& grid, const std::vector<float>& x,
                      int64_t dim, bool rotate = false) {
   const int64_t tokens = static_cast<int64_t>(x.size()) / dim;
+  const PackOps& ops = *PackOpsFor(isa);
   PackedRows rows;
+  rows.panel_lanes = KernelsFor(isa)->panel_lanes;
   rows.lanes = CeilDiv(dim, PerLane(precision));
   rows.out.resize(static_cast<size_t>(rows.lanes * kBlockK));
   rows.scale.resize(kBlockK);
@@ -103,8 +105,6 @@ PackedRows PackNoise(const PackOps& ops, sparge_precision precision, const Quant
   args.rotate = rotate;
   args.out = rows.out.data();
   args.row_lanes = rows.lanes;
-  args.row_stride = 1;
-  args.lane_stride = kBlockK;
   args.scale = rows.scale.data();
   args.start = rows.start.data();
   args.start_offset = grid.q_offset;
@@ -113,10 +113,12 @@ PackedRows PackNoise(const PackOps& ops, sparge_precision precision, const Quant
   return rows;
 }
 
-// Number `d` of token `t` in the key layout [lane][token][number].
+// Number `d` of token `t` in the key layout [panel][lane][token of the panel][number].
 int32_t NumberAt(const PackedRows& rows, sparge_precision precision, int64_t t, int64_t d) {
   const int per = PerLane(precision);
-  const auto* bytes = reinterpret_cast<const char*>(rows.out.data() + d / per * kBlockK + t);
+  const int64_t panel = t / rows.panel_lanes;
+  const int64_t lane = (panel * rows.lanes + d / per) * rows.panel_lanes + t % rows.panel_lanes;
+  const auto* bytes = reinterpret_cast<const char*>(rows.out.data() + lane);
   if (precision == SPARGE_INT8) return static_cast<int8_t>(bytes[d % per]);
   int16_t value;
   std::memcpy(&value, bytes + 2 * (d % per), 2);
@@ -137,7 +139,7 @@ TEST(Pack, IntegersAreNearAndWithinTheirBounds) {
           for (float& value : x) {
             value = kind == 0 ? normal(random) : (random() % 2 == 0 ? 1.0f : -1.0f) * (kind == 1 ? 3e38f : 1e-42f);
           }
-          const PackedRows rows = PackNoise(*PackOpsFor(isa.isa), precision, grid, x, dim);
+          const PackedRows rows = PackNoise(isa.isa, precision, grid, x, dim);
           for (int64_t t = 0; t < kBlockK; ++t) {
             // What one accumulator sums: the row, or both halves of the lanes of every 64 numbers.
             const int64_t sums = grid.Sums(rows.lanes);
@@ -189,7 +191,7 @@ TEST(Pack, RotationKeepsDotProducts) {
     for (const int64_t dim : {1, 3, 8, 40, 64, 72, 96, 256, 576}) {
       std::vector<float> x(static_cast<size_t>(kBlockK * dim));
       for (float& value : x) value = normal(random);
-      const PackedRows rows = PackNoise(*PackOpsFor(isa.isa), SPARGE_INT8, grid, x, dim, /*rotate=*/true);
+      const PackedRows rows = PackNoise(isa.isa, SPARGE_INT8, grid, x, dim, /*rotate=*/true);
       for (int64_t t = 0; t + 1 < kBlockK; ++t) {
         double dot = 0, expected = 0, norm = 0;
         for (int64_t d = 0; d < rows.lanes * 4; ++d) {

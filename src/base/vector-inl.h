@@ -26,6 +26,8 @@ using I32 = hn::ScalableTag<int32_t>;
 using VF = hn::Vec<F32>;
 using VI = hn::Vec<I32>;
 inline constexpr int kLanes = static_cast<int>(HWY_LANES(float));
+// Packed keys and values lie in panels of so many lanes: what a register panel reads step by step is contiguous.
+inline constexpr int kPanelLanes = 2 * kLanes;
 
 // For lambdas: compiled for the target, and inlined so early that what they capture can live in registers.
 #ifndef SPARGE_INLINE

@@ -26,8 +26,9 @@ inline constexpr int kBlockQ = SPARGE_BLOCK_Q;
 inline constexpr int kBlockK = SPARGE_BLOCK_K;
 
 // Packed operands are made of 32-bit lanes: one float, a pair of int16 or a quad of int8 along the summed dimension
-// (head dimension for QK, keys for PV). A key block holds, for each step of PerLane dims, kBlockK lanes; a value block,
-// for each step of PerLane keys, one lane per channel. docs/layout.md has a worked example.
+// (head dimension for QK, keys for PV). A key block holds, for each step of PerLane dims, one lane per key; a value
+// block, for each step of PerLane keys, one lane per channel. Lanes are grouped in panels (KernelOps::panel_lanes): all
+// steps of the first panel, then all of the second, and so on. docs/layout.md has a worked example.
 inline constexpr int kLaneBytes = 4;
 inline constexpr int kChannelAlign = 16;  // channels are padded to the widest vector of lanes
 inline constexpr int PerLane(sparge_precision precision) {
@@ -79,13 +80,13 @@ enum class FineValues : uint8_t { kNever, kForPeaks, kAlways };
 
 // All key and value blocks of one sequence and kv head, packed.
 struct KeyValueBlocks {
-  const std::byte* keys;   // per block: row_lanes x kBlockK lanes
+  const std::byte* keys;   // per block: row_lanes x kBlockK lanes, in panels
   const float* key_scale;  // per key (integers only)
   // Where the accumulation starts, per block, accumulation and key: -q_offset * sum of the key's integers (int8 only).
   // Narrow accumulators: a pair of int16 for the two halves of the lanes.
   const int32_t* key_start;
   const uint64_t* poison;    // per block: bit j = key or value j is not finite; stored as zeros
-  const std::byte* values;   // per block: (kBlockK / PerLane) x channels lanes
+  const std::byte* values;   // per block: (kBlockK / PerLane) x channels lanes, in panels
   const float* value_scale;  // per block and channel (integers only)
   // Integers only: what rounding left of the values, in the same layout, in steps of value_scale / (2 fine_max); and
   // when it is needed.
@@ -145,6 +146,7 @@ struct FinishArgs {
 struct KernelOps {
   const char* int8_text;  // the int8 arithmetic in words
   int group_rows;         // rows that the PV skip decides for together
+  int panel_lanes;        // lanes of packed keys and values that lie together
   QuantGrid grid[3];      // by sparge_precision
   // Returns how many row groups were PV-skipped. One function per precision.
   int64_t (*attend[3])(const KernelArgs&);

@@ -52,6 +52,7 @@ void Finish(const FinishArgs& args) {
 
 inline constexpr KernelOps kKernelOps{kInt8Text,
                                       kGroup,
+                                      kPanelLanes,
                                       {PrecisionF32::kGrid, PrecisionI16::kGrid, PrecisionI8::kGrid},
                                       {&Attend<PrecisionF32>, &Attend<PrecisionI16>, &Attend<PrecisionI8>},
                                       &Attend<PrecisionDirect>,

@@ -20,7 +20,7 @@ namespace HWY_NAMESPACE {
 // Register block: kRowsPerPanel x kVectorsPerPanel accumulators, plus the loaded vectors of B and one broadcast of A,
 // fit 32 registers on AVX-512 and NEON, and 16 on AVX2. A row group is one panel high.
 inline constexpr int kRowsPerPanel = HWY_TARGET == HWY_AVX2 ? 6 : 8;
-inline constexpr int kVectorsPerPanel = 2;
+inline constexpr int kVectorsPerPanel = kPanelLanes / kLanes;
 
 #ifndef SPARGE_UNROLL_4
 #ifdef __clang__
@@ -30,13 +30,14 @@ inline constexpr int kVectorsPerPanel = 2;
 #endif
 #endif
 
-// A has `a_bytes` from row to row, B `b_bytes` from step to step.
+// A has `a_bytes` from row to row. B lies in panels of kPanelLanes lanes, the last one perhaps narrower, each of
+// `b_steps` steps. The product takes the steps [first, first + steps).
 struct Operands {
   const std::byte* a;
   int64_t a_bytes;
   const std::byte* b;
-  int64_t b_bytes;
-  int64_t steps;
+  int64_t b_steps;
+  int64_t first, steps;
 };
 
 // kRows x kVectors accumulators over the steps: acc(r, n) = start(r, n) + sum_s A(r, s) . B(s, n), each handed to
@@ -48,7 +49,7 @@ HWY_INLINE void Panel(const Operands& in, const Start& start, const Done& done) 
   Unroll<kVectors>([&](auto n)
                        SPARGE_INLINE { Unroll<kRows>([&](auto r) SPARGE_INLINE { acc[r][n] = start(r, n); }); });
   const auto step = [&](int64_t s) SPARGE_INLINE {
-    const auto* lanes = reinterpret_cast<const int32_t*>(in.b + s * in.b_bytes);
+    const auto* lanes = reinterpret_cast<const int32_t*>(in.b) + s * kVectors * kLanes;
     typename Dot::B vectors[kVectors];
     Unroll<kVectors>([&](auto n) SPARGE_INLINE { vectors[n] = Dot::PrepareB(hn::Load(d, lanes + n * kLanes)); });
     Unroll<kRows>([&](auto r) SPARGE_INLINE {
@@ -73,7 +74,8 @@ HWY_INLINE void Panel(const Operands& in, const Start& start, const Done& done) 
 // `rows` rows x kVectors vectors from `lane` on, in panels of kRowsPerPanel, 2 and 1 rows.
 template <class Dot, int kVectors, class Start, class Done>
 HWY_INLINE void PanelColumn(Operands in, int rows, int64_t lane, const Start& start, const Done& done) {
-  in.b += lane * kLaneBytes;
+  in.a += in.first * kLaneBytes;
+  in.b += (lane * in.b_steps + in.first * kVectors * kLanes) * kLaneBytes;
   int r0 = 0;
   const auto from = [&](int r, int n) SPARGE_INLINE { return start(r0 + r, lane + n * kLanes); };
   const auto to = [&](int r, int n, VF total) SPARGE_INLINE { done(r0 + r, lane + n * kLanes, total); };

@@ -52,8 +52,12 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
     if constexpr (P::kDirect) return DirectScores(query, row, rows.count, args.direct, block, scores);
   }
   const int64_t row_bytes = query.row_lanes * kLaneBytes;
-  Operands in{query.rows + row * row_bytes, row_bytes,
-              args.blocks.keys + block * query.row_lanes * kBlockK * kLaneBytes, kBlockK * kLaneBytes, query.row_lanes};
+  Operands in{query.rows + row * row_bytes,
+              row_bytes,
+              args.blocks.keys + block * query.row_lanes * kBlockK * kLaneBytes,
+              query.row_lanes,
+              0,
+              query.row_lanes};
   if constexpr (P::kInteger) {
     const float* key_scale = args.blocks.key_scale + block * kBlockK;
     const float* factor = query.factor + row;
@@ -75,9 +79,8 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
     });
     if constexpr (P::kGrid.sum_lanes != 0) {
       for (int64_t sum = 1; sum < sums; ++sum) {  // a narrow accumulator has to be emptied in between
-        in.a += P::kGrid.sum_lanes * kLaneBytes;
-        in.b += P::kGrid.sum_lanes * in.b_bytes;
-        in.steps = std::min<int64_t>(P::kGrid.sum_lanes, query.row_lanes - sum * P::kGrid.sum_lanes);
+        in.first = sum * P::kGrid.sum_lanes;
+        in.steps = std::min<int64_t>(P::kGrid.sum_lanes, query.row_lanes - in.first);
         key_start += kBlockK;
         Multiply<Dot>(in, rows.count, kBlockK, start, [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
           float* at = scores + r * kBlockK + lane;
@@ -180,8 +183,12 @@ HWY_NOINLINE void AddProducts(const KernelArgs& args, int64_t block, const std::
   constexpr int64_t kRowBytes = kBlockK * static_cast<int64_t>(sizeof(typename P::Rounded));
   const void* probabilities = pass.scores;
   if constexpr (P::kInteger) probabilities = pass.rounded;
-  const Operands in{static_cast<const std::byte*>(probabilities) + rows.first * kRowBytes, kRowBytes,
-                    all_values + block * kSteps * channels * kLaneBytes, channels * kLaneBytes, kSteps};
+  const Operands in{static_cast<const std::byte*>(probabilities) + rows.first * kRowBytes,
+                    kRowBytes,
+                    all_values + block * kSteps * channels * kLaneBytes,
+                    kSteps,
+                    0,
+                    kSteps};
   float* o = args.state.o + (pass.row + rows.first) * channels;
   if constexpr (!P::kInteger) {
     if constexpr (P::kDirect) {
