@@ -119,8 +119,9 @@ HWY_INLINE void LoadBatch(const PackRowsArgs& args, Batch& batch) {
   const VI bits = MaxOfEach(tops);
   const VF top = hn::BitCast(d, bits);
   const auto finite = hn::Lt(bits, hn::Set(I32(), kInfinityBits));
-  const auto small = hn::Lt(top, hn::Set(d, 0x1p-60f));
-  const auto large = hn::Gt(top, hn::Set(d, 0x1p60f));
+  // Such that squares of rotated rows, 576 times as large at most, can be summed.
+  const auto small = hn::And(hn::Lt(top, hn::Set(d, 0x1p-60f)), hn::Gt(top, hn::Zero(d)));
+  const auto large = hn::Gt(top, hn::Set(d, 0x1p40f));
   batch.finite = MaskBits(hn::RebindMask(d, finite));
   VF pre = hn::Set(d, 1.0f);
   VF inverse_pre = pre;

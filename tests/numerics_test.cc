@@ -234,5 +234,78 @@ TEST(Numerics, NotFiniteStaysWhereItIsSeen) {
   }
 }
 
+// Few queries take keys and values from the tensors: row t sees the keys up to t + 145.
+TEST(Numerics, FewQueriesSeeWhatIsNotFinite) {
+  for (const float bad : {kNan, kInf, -kInf}) {
+    for (const int where : {0, 1, 2}) {  // q, k, v
+      Problem clean({.q_tokens = 8, .kv_tokens = 300, .seed = 29});
+      clean.desc.causal = 1;
+      clean.desc.query_offset = 145;
+      clean.desc.select = SPARGE_SELECT_ALL;
+      Problem p = clean;
+      TestTensor& spoiled = where == 0 ? p.q : where == 1 ? p.k : p.v;
+      const TestTensor original = spoiled;
+      spoiled = TestTensor(1, 1, where == 0 ? 8 : 300, 64);
+      spoiled.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return original.Get(b, h, t, d); });
+      spoiled.Set(0, 0, where == 0 ? 5 : 150, 10, bad);
+      for (const std::string& isa : RunnableIsas()) {
+        SCOPED_TRACE(isa + " in tensor " + std::to_string(where));
+        const Context context(1, isa.c_str());
+        const Result run = RunProblem(context, p);
+        const Result expected = RunProblem(context, clean);
+        for (int64_t t = 0; t < 8; ++t) {
+          const bool sees = where == 0 ? t == 5 : t >= 5;
+          if (sees) {
+            EXPECT_TRUE(std::isnan(run.o.Get(0, 0, t, 10))) << t;
+          } else {
+            EXPECT_EQ(run.o.Get(0, 0, t, 10), expected.o.Get(0, 0, t, 10)) << t;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Numerics, FewQueriesWithValuesOfAnySize) {
+  for (const float size : {0x1p-115f, 0x1p-60f, 1.0f, 0x1p60f, 0x1p126f}) {
+    Problem p({.q_tokens = 3, .kv_tokens = 500, .seed = 31});
+    const TestTensor noise = p.v;
+    p.v = TestTensor(1, 1, 500, 64);
+    p.v.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) {
+      return std::clamp(noise.Get(b, h, t, d), -3.9f, 3.9f) * 0.25f * size;
+    });
+    p.desc.select = SPARGE_SELECT_ALL;
+    for (const std::string& isa : RunnableIsas()) {
+      const Context context(1, isa.c_str());
+      EXPECT_LE(RelativeL1(RunProblem(context, p).o, Reference(context, p).o), 1e-5) << isa << " " << size;
+    }
+    p.v.Fill([&](int64_t, int64_t, int64_t, int64_t) { return size; });  // the sum of all is beyond the largest float
+    for (const std::string& isa : RunnableIsas()) {
+      const Context context(1, isa.c_str());
+      EXPECT_NEAR(RunProblem(context, p).o.Get(0, 0, 2, 63) / size, 1.0, 1e-5) << isa << " " << size;
+    }
+  }
+}
+
+TEST(Numerics, RowsOfAnySize) {
+  for (const int64_t dim : {64, 256, 576}) {
+    for (const int exponent : {-120, -61, -59, 30, 39, 41, 57, 59, 60, 61, 118}) {
+      Problem p({.q_tokens = 130, .qk_dim = dim, .v_dim = 16, .seed = 37});
+      const auto scaled = [](const TestTensor& from, int by) {
+        TestTensor to(1, 1, from.tokens, from.dim);
+        to.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return std::ldexp(from.Get(b, h, t, d), by); });
+        return to;
+      };
+      p.q = scaled(p.q, exponent);
+      p.k = scaled(p.k, -exponent);
+      ForAll(p, [&](const Result& run, const Result& reference, sparge_precision precision) {
+        if (p.desc.select == SPARGE_SELECT_CDF) return;
+        EXPECT_LE(RelativeL1(run.o, reference.o), Tolerance(precision, SPARGE_F32, dim)) << dim << " " << exponent;
+      });
+      if (Quick() && exponent == 41) break;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sparge::testing

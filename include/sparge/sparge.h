@@ -143,7 +143,7 @@ typedef struct sparge_plan_desc {
   const float* sink_logits;  /* q_heads values: exp(logit) joins the denominator; NULL = none; copied */
 
   /* Sparsity. */
-  sparge_precision precision;
+  sparge_precision precision; /* at least: up to 16 queries per kv head and tiles that need no prediction take fp32 */
   sparge_select select;
   int32_t keep_sink;               /* first key block always kept: 1 yes, 0 no, -1 = yes when causal */
   sparge_head_params params;       /* for all heads */

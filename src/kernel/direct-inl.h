@@ -42,13 +42,15 @@ HWY_INLINE void Foresee(const TokenRows& tokens, int64_t first) {
 }
 
 // Scores of `rows` query rows (dim_pad floats each) against the keys of one block, log2 units: dot * factor, bounded.
-HWY_INLINE void DirectScores(const QueryBlock& query, int row, int rows, const DirectTokens& tokens, int64_t block,
-                             float* scores) {
+// Returns a bit for every key that is not finite; its scores are 0.
+HWY_INLINE uint64_t DirectScores(const QueryBlock& query, int row, int rows, const DirectTokens& tokens, int64_t block,
+                                 float* scores) {
   const F32 d;
   HWY_ALIGN float buffer[kLanes * kMaxDimPad];
   TokenVectors key;
   const int64_t pad = query.row_lanes;
   const VF limit = hn::Set(d, kDirectScoreLimit);
+  uint64_t not_finite = 0;
   for (int j = 0; j < kBlockK; j += kLanes) {
     Foresee(tokens.values, block * kBlockK + j);
     LoadTokens(tokens.keys, block * kBlockK + j, pad, buffer, key);
@@ -61,10 +63,15 @@ HWY_INLINE void DirectScores(const QueryBlock& query, int row, int rows, const D
           dots[i] = hn::MulAdd(hn::Load(d, q + c), hn::LoadU(d, key.at[i] + c), dots[i]);
         }
       }
-      const VF score = hn::Mul(SumOfEach(dots), hn::Set(d, query.factor[row + r]));
+      // Finite numbers have finite dots, see PackDirectRows.
+      const VF dot = SumOfEach(dots);
+      const auto finite = hn::Eq(hn::Sub(dot, dot), hn::Zero(d));
+      const VF score = hn::Mul(hn::IfThenElseZero(finite, dot), hn::Set(d, query.factor[row + r]));
+      not_finite |= static_cast<uint64_t>(MaskBits(hn::Not(finite))) << j;
       hn::Store(hn::Max(hn::Min(score, limit), hn::Neg(limit)), d, scores + r * kBlockK + j);
     }
   }
+  return not_finite;
 }
 
 // o += p . values for one row and kLanes keys. A key without weight is left alone: it may be hidden, and its value may

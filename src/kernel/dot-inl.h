@@ -1,5 +1,6 @@
 // The dot-product step of each precision, compiled once per instruction set: what a 32-bit lane of A (one row,
-// broadcast) times a vector of 32-bit lanes of B adds to the accumulator. The only file with intrinsics.
+// broadcast) times a vector of 32-bit lanes of B adds to the accumulator. Intrinsics and assembly are here, in
+// softmax-inl.h and in base/vector-inl.h only.
 #if defined(SPARGE_SRC_KERNEL_DOT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SPARGE_SRC_KERNEL_DOT_INL_H_
 #undef SPARGE_SRC_KERNEL_DOT_INL_H_

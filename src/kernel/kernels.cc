@@ -42,7 +42,9 @@ void Finish(const FinishArgs& args) {
     const VF unit = hn::Set(d, args.value_unit);
     for (int64_t c = 0; c < args.channels; c += kLanes) {
       const VF value = hn::Mul(hn::Mul(hn::LoadU(d, o + c), inverse), unit);
-      hn::Store(hn::Max(hn::Min(value, limit), hn::Neg(limit)), d, row + c);
+      // Sums are finite unless a value is not: then, and only then, o - o is NaN and not 0.
+      const VF sum = hn::LoadU(d, o + c);
+      hn::Store(hn::Add(hn::Max(hn::Min(value, limit), hn::Neg(limit)), hn::Sub(sum, sum)), d, row + c);
     }
     if (std::isnan(l)) std::fill_n(row, args.channels, l);
     StoreRow(row, args.v_dim, args.dtype,

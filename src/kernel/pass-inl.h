@@ -34,21 +34,18 @@ struct PrecisionF32 {
   using Rounded = float;
   static constexpr sparge_precision kPrecision = SPARGE_FP32;
   static constexpr bool kDirect = false;
-  static constexpr float kLog2Unit = 0;  // of the probabilities
   static constexpr bool kInteger = false;
   static constexpr int kExpDegree = 5;
   static constexpr QuantGrid kGrid{.q_max = 0, .k_max = 0, .p_max = 1, .v_max = 0, .fine_max = 0};
 };
-// fp32 from the caller's tensors. Probabilities are 2^-32 times smaller than elsewhere, so that sums of the largest
-// floats stay finite.
-struct PrecisionDirect : PrecisionF32 {
+struct PrecisionDirect : PrecisionF32 {  // from the caller's tensors
   static constexpr bool kDirect = true;
-  static constexpr float kLog2Unit = 32;
 };
 struct PrecisionI16 {
   using Dot = DotI16;
   using Rounded = int16_t;
   static constexpr sparge_precision kPrecision = SPARGE_INT16;
+  static constexpr bool kDirect = false;
   static constexpr float kMostLost = 2e-4f;
   static constexpr bool kInteger = true;
   static constexpr int kExpDegree = 5;
@@ -66,6 +63,7 @@ struct PrecisionI8 {
   using Dot = DotI8;
   using Rounded = uint8_t;
   static constexpr sparge_precision kPrecision = SPARGE_INT8;
+  static constexpr bool kDirect = false;
   static constexpr float kMostLost = 4e-3f;
   static constexpr bool kInteger = true;
   static constexpr int kExpDegree = 3;
@@ -83,8 +81,11 @@ struct Pass {
   HWY_ALIGN float keep[kPassRows];                  // what the old sums are multiplied by
   HWY_ALIGN float gain[kPassRows];                  // what 1 / p_max of the tile's maximum is worth (integers only)
   HWY_ALIGN float coarser[kPassRows];               // steps of the stored probabilities in units of 1 / p_max
-  int row;                                          // first row in the query block
-  int rows;                                         // 1..kPassRows
+  float unit;  // direct: probabilities are this power of two times what they are elsewhere
+  // Bit j: key or value j of the tile is not finite.
+  uint64_t poison;
+  int row;   // first row in the query block
+  int rows;  // 1..kPassRows
 };
 
 // One bit per row of a pass to one per group.

@@ -55,7 +55,8 @@ HWY_INLINE VF Exp2(VF x) {
 #endif
 }
 
-// round(2^x) for x < 30, in fewer instructions; 0 for a hidden score.
+// 2^x for x < 30 in fewer instructions, to be rounded to an integer: what is far below 1, as a hidden score is, comes
+// out as some number that rounds to 0.
 template <int kDegree>
 HWY_INLINE VF Exp2Coarse(VF x) {
   const F32 d;

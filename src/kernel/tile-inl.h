@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "src/kernel/direct-inl.h"
@@ -48,8 +49,9 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
   const QueryBlock& query = args.query;
   const int row = pass.row + rows.first;
   float* scores = pass.scores + rows.first * kBlockK;
-  if constexpr (!P::kInteger) {
-    if constexpr (P::kDirect) return DirectScores(query, row, rows.count, args.direct, block, scores);
+  if constexpr (P::kDirect) {
+    pass.poison |= DirectScores(query, row, rows.count, args.direct, block, scores);
+    return;
   }
   const int64_t row_bytes = query.row_lanes * kLaneBytes;
   Operands in{query.rows + row * row_bytes,
@@ -190,10 +192,8 @@ HWY_NOINLINE void AddProducts(const KernelArgs& args, int64_t block, const std::
                     0,
                     kSteps};
   float* o = args.state.o + (pass.row + rows.first) * channels;
-  if constexpr (!P::kInteger) {
-    if constexpr (P::kDirect) {
-      return DirectProducts(args.direct, block, channels, rows.count, pass.scores + rows.first * kBlockK, o);
-    }
+  if constexpr (P::kDirect) {
+    return DirectProducts(args.direct, block, channels, rows.count, pass.scores + rows.first * kBlockK, o);
   }
   if constexpr (P::kInteger) {
     const float* value_scale = args.blocks.value_scale + block * channels;
@@ -293,7 +293,7 @@ HWY_INLINE uint32_t ScorePass(const KernelArgs& args, int64_t block, const Group
   const Range keys{block * kBlockK, (block + 1) * kBlockK};
   const bool use_mask = args.masked_tiles != nullptr && ((args.masked_tiles[block / 64] >> (block % 64)) & 1) != 0;
   const bool special = use_mask || rule.softcap > 0 || rule.slope != 0;
-  const uint64_t poison = args.blocks.poison == nullptr ? 0 : args.blocks.poison[block];
+  pass.poison = P::kDirect ? 0 : args.blocks.poison[block];
   uint32_t active = 0, inside = 0;
   for (int g = 0; g * kGroup < pass.rows; ++g) {
     active |= static_cast<uint32_t>(Overlaps(views[g].any, keys)) << g;
@@ -305,15 +305,18 @@ HWY_INLINE uint32_t ScorePass(const KernelArgs& args, int64_t block, const Group
       ApplyRule(args, pass.row + r, block, use_mask, pass.scores + r * kBlockK);
     }
   });
-  ForEachRun(pass, poison != 0 ? active : 0, [&](Rows rows) HWY_ATTR {
-    for (int r = rows.first; r < rows.first + rows.count; ++r) ApplyPoison(poison, pass.scores + r * kBlockK, l[r]);
+  ForEachRun(pass, pass.poison != 0 ? active : 0, [&](Rows rows) HWY_ATTR {
+    for (int r = rows.first; r < rows.first + rows.count; ++r)
+      ApplyPoison(pass.poison, pass.scores + r * kBlockK, l[r]);
   });
   return active;
 }
 
 template <class P>
-int64_t Attend(const KernelArgs& args) {
+HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
   Pass<P> pass;
+  pass.unit = std::ldexp(1.0f, log2_unit);
+  if constexpr (P::kGrid.p_norm_max != 0) std::fill_n(pass.partial_sum, kPassRows * kLanes, 0.0f);
   RowSums sums;
   GroupView views[kMaxGroups];
   const int count = args.query.count;
@@ -341,10 +344,23 @@ int64_t Attend(const KernelArgs& args) {
     }
   }
   std::copy_n(sums.m, count, args.state.m);
-  if constexpr (!P::kInteger) {
-    for (int r = 0; r < count; ++r) args.state.m[r] += P::kLog2Unit;
+  if constexpr (P::kDirect) {
+    for (int r = 0; r < count; ++r) args.state.m[r] -= static_cast<float>(log2_unit);
   }
   std::copy_n(sums.l, count, args.state.l);
+  return skipped;
+}
+
+template <class P>
+int64_t Attend(const KernelArgs& args) {
+  const int64_t skipped = AttendInUnits<P>(args, 0);
+  if constexpr (P::kDirect) {
+    // Values come as they are, and sums of the largest floats overflow: then once more with smaller probabilities.
+    const float* o = args.state.o;
+    const bool finite =
+        std::all_of(o, o + args.query.count * args.blocks.channels, [](float x) { return std::isfinite(x); });
+    if (!finite) return AttendInUnits<P>(args, -32);
+  }
   return skipped;
 }
 

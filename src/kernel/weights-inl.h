@@ -23,17 +23,13 @@ namespace HWY_NAMESPACE {
 // each.
 enum class Part { kAll, kLarge, kSmall };
 inline constexpr float kSmallBelow = 1.0f / 64;  // of the row's maximum in the tile
-inline constexpr float Log2Of(int p_max) {
-  return p_max == 255 ? 7.99435344f : p_max == 127 ? 6.98868469f : 12.99982387f;
-}
-
 // Probabilities are 2^(score - maximum + this).
 template <class P>
 HWY_INLINE constexpr float Log2Steps() {
-  if constexpr (P::kInteger)
-    return Log2Of(P::kGrid.p_max);
-  else
-    return -P::kLog2Unit;
+  constexpr int kMax = P::kGrid.p_max;
+  if constexpr (!P::kInteger) return 0.0f;
+  static_assert(!P::kInteger || kMax == 255 || kMax == 127 || kMax == 8191);
+  return kMax == 255 ? 7.99435344f : kMax == 127 ? 6.98868469f : 12.99982387f;
 }
 
 // One vector of a part, in the steps of that part.
@@ -84,6 +80,7 @@ HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
         if constexpr (P::kGrid.p_norm_max != 0) sum = hn::MulAdd(p[i], p[i], sum);
       } else {
         p[i] = Exp2<P::kExpDegree>(below);
+        if constexpr (P::kDirect) p[i] = hn::Mul(p[i], hn::Set(d, pass.unit));
         sum = hn::Add(sum, p[i]);
       }
       hn::Store(p[i], d, at + i * kLanes);
@@ -145,14 +142,14 @@ HWY_INLINE void SumRows(uint32_t groups, const Pass<P>& pass, float* out) {
 }
 
 // Groups in which rounding may have changed the weight of the tile by more than kMostLost of a row's weight so far: it
-// changes each probability by at most half a step, and the largest hardly.
+// changes each probability by at most half a step.
 template <class P>
 HWY_INLINE uint32_t MayLoseWeight(const Pass<P>& pass, const float* l) {
   const F32 d;
   uint32_t rows = 0;
   for (int r = 0; r < pass.rows; r += kLanes) {
     const VF gain = hn::Load(d, pass.gain + r);
-    VF most = hn::Mul(gain, hn::Set(d, 0.5f * (kBlockK - 1)));
+    VF most = hn::Mul(gain, hn::Set(d, 0.5f * kBlockK));
     if constexpr (P::kGrid.p_norm_max != 0) most = hn::Mul(most, hn::Load(d, pass.coarser + r));
     const VF tile = hn::MulSub(hn::Load(d, pass.tile_sum + r), gain, most);
     const VF least = hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r), tile);
