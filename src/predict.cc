@@ -9,6 +9,7 @@
 
 #include "src/base/half.h"
 #include "src/base/threads.h"
+#include "src/predict_ops.h"
 
 namespace sparge {
 namespace {
@@ -78,16 +79,6 @@ int64_t FindVisible(const Plan& plan, const sparge_run_args& args, Row& row) {
   return eligible;
 }
 
-double Dot(const float* a, const float* b, int64_t dim) {
-  double sum[4] = {};
-  int64_t i = 0;
-  for (; i + 4 <= dim; i += 4) {
-    for (int k = 0; k < 4; ++k) sum[k] += static_cast<double>(a[i + k]) * static_cast<double>(b[i + k]);
-  }
-  for (; i < dim; ++i) sum[0] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
 // Rule "score": the score that attention would give the mean query and the mean key, softcap and slope included.
 void ScoreTiles(const Plan& plan, const Packed& packed, const Row& row) {
   const Sequence& s = plan.sequences[row.sequence];
@@ -95,13 +86,16 @@ void ScoreTiles(const Plan& plan, const Packed& packed, const Row& row) {
   const int64_t unit = row.sequence * plan.kv_heads + kv_head;
   const float* query = packed.q.mean + row.index * plan.dim_pad();
   const double to_score = plan.scale * packed.units[unit].k_unit;
-  const double shift =
-      plan.softcap > 0 ? plan.scale * Dot(query, packed.key_mean + unit * plan.dim_pad(), plan.qk_dim) : 0.0;
+  const PredictOps& ops = *PredictOpsFor(plan.runtime.isa);
+  double shift = 0;
+  if (plan.softcap > 0) ops.dots(query, packed.key_mean + unit * plan.dim_pad(), plan.dim_pad(), 1, &shift);
+  shift *= plan.scale;
   const double position = 0.5 * static_cast<double>(row.first + row.last) + static_cast<double>(s.visible.offset);
-  for (int64_t j = 0; j < s.k_blocks; ++j) {
-    if (!row.visible[j]) continue;
-    const float* key = packed.k.mean + plan.KeyBlock(kv_head, s, j) * plan.dim_pad();
-    double score = to_score * Dot(query, key, plan.qk_dim);
+  const Range seen = BlocksOf(s.visible.KeysOfAny(row.first, row.last), kBlockK);
+  ops.dots(query, packed.k.mean + plan.KeyBlock(kv_head, s, seen.begin) * plan.dim_pad(), plan.dim_pad(),
+           seen.end - seen.begin, row.score + seen.begin);
+  for (int64_t j = seen.begin; j < seen.end; ++j) {
+    double score = to_score * row.score[j];
     if (plan.softcap > 0) score = plan.softcap * std::tanh((score + shift) / plan.softcap);
     if (!plan.alibi_slopes.empty()) {
       const double middle = static_cast<double>(j * kBlockK) + 0.5 * static_cast<double>(s.KeysIn(j) - 1);
@@ -111,8 +105,14 @@ void ScoreTiles(const Plan& plan, const Packed& packed, const Row& row) {
   }
 }
 
-// Softmax over the candidates, which come out sorted: most probable first, ties by lower index.
-void RankCandidates(const Row& row, int64_t count) {
+// Most probable first, ties by lower index.
+auto ByRank(const Row& row) {
+  return [score = row.score](int32_t a, int32_t b) { return score[a] != score[b] ? score[a] > score[b] : a < b; };
+}
+
+// How many of the candidates hold the mass tau; these come out first.
+int64_t TakeMass(const Row& row, int64_t count, double tau) {
+  if (tau >= 1) return count;
   double top = -std::numeric_limits<double>::infinity();
   for (int64_t c = 0; c < count; ++c) top = std::max(top, row.score[row.order[c]]);
   double sum = 0;
@@ -122,25 +122,42 @@ void RankCandidates(const Row& row, int64_t count) {
     sum += score;
   }
   for (int64_t c = 0; c < count; ++c) row.score[row.order[c]] /= sum;
-  std::sort(row.order, row.order + count,
-            [&](int32_t a, int32_t b) { return row.score[a] != row.score[b] ? row.score[a] > row.score[b] : a < b; });
+  // Halving finds where the mass is reached without sorting all: the tiles before `begin` are needed and hold `mass`, those
+  // from `end` on are not.
+  constexpr int64_t kFew = 32;
+  int64_t begin = 0, end = count;
+  double mass = 0;
+  while (end - begin > kFew) {
+    const int64_t middle = begin + (end - begin) / 2;
+    std::nth_element(row.order + begin, row.order + middle, row.order + end, ByRank(row));
+    double half = mass;
+    for (int64_t c = begin; c < middle; ++c) half += row.score[row.order[c]];
+    if (half >= tau) {
+      end = middle;
+    } else {
+      begin = middle;
+      mass = half;
+    }
+  }
+  std::sort(row.order + begin, row.order + end, ByRank(row));
+  while (mass < tau && begin < end) mass += row.score[row.order[begin++]];
+  return std::max<int64_t>(begin, 1);
 }
 
 // Rule "select". Candidates are the visible tiles of self-similar key blocks.
 void SelectTiles(const Plan& plan, const Row& row, int64_t candidates, int64_t eligible) {
   if (candidates == 0) return;
   const sparge_head_params& params = plan.heads[row.head];
-  RankCandidates(row, candidates);
-  int64_t take = 1;
+  int64_t take = 0;
   if (plan.select == SPARGE_SELECT_TOPK) {
     take = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(params.topk * static_cast<double>(eligible))));
-  } else if (params.tau >= 1) {
-    take = candidates;
+    take = std::min(take, candidates);
+    // Scores have the order of their probabilities, and which tiles come first needs no order among them.
+    std::nth_element(row.order, row.order + take - 1, row.order + candidates, ByRank(row));
   } else {
-    double mass = row.score[row.order[0]];
-    while (mass < params.tau && take < candidates) mass += row.score[row.order[take++]];
+    take = TakeMass(row, candidates, params.tau);
   }
-  for (int64_t c = 0; c < std::min(take, candidates); ++c) SetBit(row.kept, row.order[c]);
+  for (int64_t c = 0; c < take; ++c) SetBit(row.kept, row.order[c]);
 }
 
 // Rule "force" for what does not depend on similarity: diagonal and sink.

@@ -1,0 +1,63 @@
+// Compiles the vector functions of stage 1 for every target.
+#include "src/predict_ops.h"
+
+#include "src/base/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/predict_ops.cc"
+#include <hwy/foreach_target.h>
+// Must come after foreach_target.
+#include <hwy/highway.h>
+
+#include "src/base/vector-inl.h"
+#include "src/kernel/kernel.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sparge {
+namespace HWY_NAMESPACE {
+
+#if HWY_HAVE_FLOAT64 && HWY_TARGET != HWY_EMU128
+void Dots(const float* a, const float* b, int64_t dim_pad, int64_t count, double* out) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> half;
+  constexpr int64_t kHalf = static_cast<int64_t>(HWY_LANES(double));
+  HWY_ALIGN double query[RoundUp(SPARGE_MAX_HEAD_DIM, kChannelAlign)];
+  for (int64_t i = 0; i < dim_pad; i += kHalf) hn::Store(hn::PromoteTo(d, hn::Load(half, a + i)), d, query + i);
+  for (int64_t j = 0; j < count; ++j) {
+    const float* key = b + j * dim_pad;
+    auto even = hn::Zero(d);
+    auto odd = hn::Zero(d);
+    for (int64_t i = 0; i < dim_pad; i += 2 * kHalf) {
+      even = hn::MulAdd(hn::Load(d, query + i), hn::PromoteTo(d, hn::Load(half, key + i)), even);
+      odd = hn::MulAdd(hn::Load(d, query + i + kHalf), hn::PromoteTo(d, hn::Load(half, key + i + kHalf)), odd);
+    }
+    out[j] = hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
+  }
+}
+#else
+void Dots(const float* a, const float* b, int64_t dim_pad, int64_t count, double* out) {
+  for (int64_t j = 0; j < count; ++j) {
+    double sum = 0;
+    for (int64_t i = 0; i < dim_pad; ++i) {
+      sum += static_cast<double>(a[i]) * static_cast<double>(b[j * dim_pad + i]);
+    }
+    out[j] = sum;
+  }
+}
+#endif
+
+inline constexpr PredictOps kPredictOps{&Dots};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace sparge
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/base/dispatch.h"
+
+namespace sparge {
+
+const PredictOps* PredictOpsFor(Isa isa) { SPARGE_RETURN_TABLE_OF(isa, kPredictOps) }
+
+}  // namespace sparge
+#endif  // HWY_ONCE

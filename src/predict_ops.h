@@ -1,0 +1,20 @@
+// The vector functions of stage 1, one set per instruction set.
+#ifndef SPARGE_SRC_PREDICT_OPS_H_
+#define SPARGE_SRC_PREDICT_OPS_H_
+
+#include <cstdint>
+
+#include "src/base/isa.h"
+
+namespace sparge {
+
+struct PredictOps {
+  // out[j] = a . b_j in double, b_j being `dim_pad` floats apart; both are padded with zeros to whole vectors.
+  void (*dots)(const float* a, const float* b, int64_t dim_pad, int64_t count, double* out);
+};
+
+// NULL if that instruction set was not compiled in.
+const PredictOps* PredictOpsFor(Isa isa);
+
+}  // namespace sparge
+#endif  // SPARGE_SRC_PREDICT_OPS_H_
