@@ -34,6 +34,20 @@ void Dots(const float* a, const float* b, int64_t dim_pad, int64_t count, double
     out[j] = hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
   }
 }
+
+double MassFrom(const double* mass, int64_t count, double least) {
+  const hn::ScalableTag<double> d;
+  constexpr int64_t kHalf = static_cast<int64_t>(HWY_LANES(double));
+  auto sum = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + kHalf <= count; i += kHalf) {
+    const auto m = hn::LoadU(d, mass + i);
+    sum = hn::Add(sum, hn::IfThenElseZero(hn::Ge(m, hn::Set(d, least)), m));
+  }
+  double total = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; i < count; ++i) total += mass[i] >= least ? mass[i] : 0.0;
+  return total;
+}
 #else
 void Dots(const float* a, const float* b, int64_t dim_pad, int64_t count, double* out) {
   for (int64_t j = 0; j < count; ++j) {
@@ -44,9 +58,15 @@ void Dots(const float* a, const float* b, int64_t dim_pad, int64_t count, double
     out[j] = sum;
   }
 }
+
+double MassFrom(const double* mass, int64_t count, double least) {
+  double total = 0;
+  for (int64_t i = 0; i < count; ++i) total += mass[i] >= least ? mass[i] : 0.0;
+  return total;
+}
 #endif
 
-inline constexpr PredictOps kPredictOps{&Dots};
+inline constexpr PredictOps kPredictOps{&Dots, &MassFrom};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sparge
