@@ -5,33 +5,34 @@
 
 namespace sparge {
 
-int64_t MaxPartsPerRow(const Plan& plan) {
+int64_t MaxPartsOf(const Plan& plan, int64_t row) {
   const int64_t rows = plan.q_heads * plan.all_q_blocks;
-  if (rows == 0 || rows >= kManyRows) return 1;
-  const int64_t enough = CeilDiv(2 * kManyRows, rows);
+  if (rows >= kManyRows && row >= kTailRows) return 1;
+  const int64_t enough = rows >= kManyRows ? kTailParts : CeilDiv(2 * kManyRows, rows);
   return std::clamp<int64_t>(plan.k_blocks / kTilesPerPart, 1, enough);
 }
 
 int64_t MaxParts(const Plan& plan) {
-  const int64_t parts = MaxPartsPerRow(plan);
-  return parts == 1 ? 0 : parts * plan.q_heads * plan.all_q_blocks;
+  const int64_t rows = plan.q_heads * plan.all_q_blocks;
+  const int64_t split = rows >= kManyRows ? kTailRows : rows;
+  const int64_t parts = rows == 0 ? 1 : MaxPartsOf(plan, 0);
+  return parts == 1 ? 0 : parts * split;
 }
 
 Schedule LaySchedule(const Plan& plan, Arena& arena) {
   const int64_t rows = plan.q_heads * plan.all_q_blocks;
   Schedule schedule{};
-  schedule.items = arena.Take<WorkItem>(rows * MaxPartsPerRow(plan));
+  schedule.items = arena.Take<WorkItem>(rows + MaxParts(plan));
   schedule.split_rows = arena.Take<SplitRow>(MaxParts(plan) > 0 ? rows : 0);
   return schedule;
 }
 
 void MakeSchedule(const Plan& plan, const BlockMap& map, Schedule& schedule) {
   const int64_t rows = plan.q_heads * plan.all_q_blocks;
-  const int64_t max_parts = MaxPartsPerRow(plan);
   int64_t next_part = 0;
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t tiles = map.computed[row];
-    const int64_t parts = std::clamp<int64_t>(tiles / kTilesPerPart, 1, max_parts);
+    const int64_t parts = std::clamp<int64_t>(tiles / kTilesPerPart, 1, MaxPartsOf(plan, row));
     if (parts > 1) schedule.split_rows[schedule.split_count++] = {row, next_part, parts};
     for (int64_t p = 0; p < parts; ++p) {
       const int64_t slot = parts > 1 ? next_part++ : -1;

@@ -35,8 +35,12 @@ inline constexpr int64_t kManyRows = 16;
 // A part has at least this many tiles, so that merging its 128 partial rows costs little beside them.
 inline constexpr int64_t kTilesPerPart = 16;
 
-// The largest number of parts of one row, and of all rows together (0 if rows are many).
-int64_t MaxPartsPerRow(const Plan& plan);
+// With more, so many of them are split all the same: small pieces at the end let the threads finish together.
+inline constexpr int64_t kTailRows = 4;
+inline constexpr int64_t kTailParts = 4;
+
+// The largest number of parts of a row, and of all rows together.
+int64_t MaxPartsOf(const Plan& plan, int64_t row);
 int64_t MaxParts(const Plan& plan);
 
 Schedule LaySchedule(const Plan& plan, Arena& arena);

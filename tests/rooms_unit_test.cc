@@ -264,23 +264,25 @@ std::vector<WorkItem> ScheduleOf(const Plan& plan, std::vector<int64_t> computed
   return {schedule.items, schedule.items + schedule.item_count};
 }
 
-TEST(Schedule, LargestFirstAndEveryRowOnce) {
+TEST(Schedule, LargestFirstAndEveryTileOnce) {
   const Plan plan = SmallPlan(4, 128 * 8, 6400);
   std::vector<int64_t> computed;
   for (int i = 0; i < 32; ++i) computed.push_back(i * 37 % 100);
-  const std::vector<WorkItem> items = ScheduleOf(plan, computed, nullptr);
-  ASSERT_EQ(items.size(), 32u);
-  std::vector<bool> seen(32);
+  std::vector<SplitRow> split;
+  const std::vector<WorkItem> items = ScheduleOf(plan, computed, &split);
+  std::vector<int64_t> seen(32);
   for (size_t i = 0; i < items.size(); ++i) {
     if (i > 0) {
-      EXPECT_GE(items[i - 1].end, items[i].end);
+      EXPECT_GE(items[i - 1].end - items[i - 1].begin, items[i].end - items[i].begin);
     }
-    EXPECT_EQ(items[i].begin, 0);
-    EXPECT_EQ(items[i].end, computed[items[i].row]);
-    EXPECT_EQ(items[i].part, -1);
-    EXPECT_FALSE(seen[items[i].row]);
-    seen[items[i].row] = true;
+    seen[items[i].row] += items[i].end - items[i].begin;
+    // Rows 1 and 2 have 37 and 74 tiles and are among those that are split for the end.
+    EXPECT_EQ(items[i].part >= 0, items[i].row == 1 || items[i].row == 2);
   }
+  EXPECT_EQ(seen, computed);
+  ASSERT_EQ(split.size(), 2u);
+  EXPECT_EQ(split[0].parts, 2);
+  EXPECT_EQ(split[1].parts, 4);
 }
 
 TEST(Schedule, FewLongRowsAreSplitWithoutGap) {
