@@ -42,13 +42,12 @@ const char* NameOf(const std::pair<const char*, Value> (&known)[N], Value value)
 // One JSON object with the place it stands at, for messages.
 class Fields {
  public:
-  Fields(const Json& object, std::string_view file, std::string where, std::initializer_list<const char*> known)
+  Fields(const Json& object, std::string_view file, std::string where, std::initializer_list<std::string_view> known)
       : object_(object), file_(file), where_(std::move(where)) {
     if (!object.is_object()) throw Error(file_, where_ + "is " + Quoted(object.dump()) + ", must be an object");
-    for (const auto& [key, value] : object.items()) {
-      if (std::none_of(known.begin(), known.end(), [&key](const char* name) { return key == name; })) {
-        throw Error(file_, where_ + "unknown field " + Quoted(key));
-      }
+    for (const auto& item : object.items()) {
+      if (std::find(known.begin(), known.end(), item.key()) != known.end()) continue;
+      throw Error(file_, where_ + "unknown field " + Quoted(item.key()));
     }
   }
 
