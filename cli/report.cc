@@ -26,6 +26,10 @@ const char* SelectName(sparge_select select) {
       return "topk";
     case SPARGE_SELECT_MAP:
       return "map";
+    case SPARGE_SELECT_AUTO:
+      return "auto";
+    case SPARGE_SELECT_FLOOR:
+      return "floor";
   }
   return "";
 }
