@@ -298,6 +298,7 @@ def transfer(results, only, rules, tuned_on):
         layer, sample = r["file"].split("/")
         part = 0 if sample.split(".")[0] in tuned_on else 1
         heads.setdefault((layer, r["head"]), ([], []))[part].append(r["found"])
+    heads = {x: y for x, y in heads.items() if y[0] and y[1]}
     print("tuned on %s, %d other heads; mean sparsity / mean L1 (largest), share of heads above the bound\n"
           % (", ".join(tuned_on), sum(len(x[1]) for x in heads.values())))
     print("| predictor | rule | L1 %s |\n|---|---|---|---|---|" % " | L1 ".join("%g" % b for b in BOUNDS))
