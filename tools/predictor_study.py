@@ -266,7 +266,7 @@ def predictors(fine):
 # ---------------------------------------------------------------- tables
 
 def table(results, only, rules, base):
-    names = [n for n in results[0]["found"] if not only or n in only]
+    names = [n for n in results[0]["found"] if (not only or n in only) and all(n in r["found"] for r in results)]
     ref = [r["found"][base]["cdf"]["best"] for r in results]
 
     def mean(x):
@@ -302,7 +302,8 @@ def transfer(results, only, rules, tuned_on):
     print("tuned on %s, %d other heads; mean sparsity / mean L1 (largest), share of heads above the bound\n"
           % (", ".join(tuned_on), sum(len(x[1]) for x in heads.values())))
     print("| predictor | rule | L1 %s |\n|---|---|---|---|---|" % " | L1 ".join("%g" % b for b in BOUNDS))
-    for n in [n for n in results[0]["found"] if not only or n in only]:
+    names = [n for n in results[0]["found"] if (not only or n in only) and all(n in r["found"] for r in results)]
+    for n in names:
         for rule in rules:
             cells = []
             for bound in BOUNDS:
