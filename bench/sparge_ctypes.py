@@ -40,6 +40,9 @@ class PlanDesc(c.Structure):
         ("keep_sink", c.c_int32),
         ("params", HeadParams),
         ("heads", c.c_void_p),
+        ("grid", c.c_int64 * 3),
+        ("text_tokens", c.c_int64),
+        ("text_after", c.c_int32),
     ]
 
 

@@ -36,7 +36,7 @@ HWY_INLINE void Foresee(const TokenRows& tokens, int64_t first) {
   const int64_t element = static_cast<int64_t>(DtypeBytes(tokens.dtype));
   const int64_t count = std::clamp<int64_t>(tokens.count - first, 0, kLanes);
   for (int64_t i = 0; i < count; ++i) {
-    const std::byte* at = tokens.data + (first + i) * tokens.token_stride * element;
+    const std::byte* at = tokens.At(first + i);
     for (int64_t b = 0; b < tokens.dim * element; b += 64) __builtin_prefetch(at + b, 0, 2);
   }
 }

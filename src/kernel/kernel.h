@@ -139,7 +139,8 @@ struct FinishArgs {
   float value_unit;  // values were divided by this power of two
   std::byte* out;
   sparge_dtype dtype;
-  int64_t token_stride;  // elements
+  int64_t token_stride;            // elements
+  const int32_t* order = nullptr;  // row r goes to place order[r]; NULL: to place r
 };
 
 // The kernels of one instruction set.
