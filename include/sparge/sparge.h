@@ -98,8 +98,8 @@ typedef enum sparge_order {
   SPARGE_ORDER_RANDOM = 3      /* the same on every machine for the same seed */
 } sparge_order;
 
-/* out[i] = raster index (t * H * W + y * W + x) of the i-th token of a grid T, H, W in that order; T * H * W entries, at
- * most 2^31-1. `seed` is for SPARGE_ORDER_RANDOM, and 0 else. A plan with a grid does this by itself. */
+/* out[i] = raster index (t * H * W + y * W + x) of the i-th token of a grid T, H, W in that order; T * H * W entries,
+ * at most 2^31-1. `seed` is for SPARGE_ORDER_RANDOM, and 0 else. A plan with a grid does this by itself. */
 SPARGE_API sparge_status sparge_token_order(sparge_order order, const int64_t grid[3], uint64_t seed, int64_t* out);
 
 /* ------------------------------------------------------------------ plan: shapes and parameters */
