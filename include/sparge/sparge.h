@@ -104,14 +104,22 @@ SPARGE_API sparge_status sparge_token_order(sparge_order order, const int64_t gr
 
 /* ------------------------------------------------------------------ plan: shapes and parameters */
 
+typedef struct sparge_calibration sparge_calibration; /* see below: error bounds instead of parameters */
+
 typedef enum sparge_dtype { SPARGE_F32 = 0, SPARGE_F16 = 1, SPARGE_BF16 = 2 } sparge_dtype;
 typedef enum sparge_precision { SPARGE_FP32 = 0, SPARGE_INT16 = 1, SPARGE_INT8 = 2 } sparge_precision;
 typedef enum sparge_select {
   SPARGE_SELECT_ALL = 0,  /* dense: every visible tile */
   SPARGE_SELECT_CDF = 1,  /* the smallest set of tiles with predicted mass >= tau */
   SPARGE_SELECT_TOPK = 2, /* the ceil(topk * visible) tiles with the largest predicted mass */
-  SPARGE_SELECT_MAP = 3   /* exactly the tiles of the caller's map */
+  SPARGE_SELECT_MAP = 3,  /* exactly the tiles of the caller's map */
+  SPARGE_SELECT_AUTO = 4  /* per head, what is fastest within the error bounds of `calibration` */
 } sparge_select;
+/* How SELECT_CDF and SELECT_TOPK guess the mass of a tile (docs/predictor.md). */
+typedef enum sparge_predictor {
+  SPARGE_PREDICT_KEYS = 0, /* means of neighbouring queries against every key */
+  SPARGE_PREDICT_PAPER = 1 /* the paper's rule: mean of the query block against mean of the key block */
+} sparge_predictor;
 typedef enum sparge_mask_type {
   SPARGE_MASK_NONE = 0,
   SPARGE_MASK_BOOL = 1,    /* uint8: non-zero may attend */
@@ -161,6 +169,9 @@ typedef struct sparge_plan_desc {
   int32_t keep_sink;               /* first key block always kept: 1 yes, 0 no, -1 = yes when causal */
   sparge_head_params params;       /* for all heads */
   const sparge_head_params* heads; /* q_heads entries instead of `params`; NULL = none; copied */
+  sparge_predictor predictor;
+  const sparge_precision* head_precision; /* q_heads entries instead of `precision`; NULL = none; copied */
+  sparge_calibration* calibration;        /* iff SELECT_AUTO; must outlive the plan, and may serve several plans */
 
   /* Tokens of images and videos: grid T, H, W, in raster order (t * H * W + y * W + x), with text_tokens tokens before
    * it or, if text_after is 1, after it. Blocks are then made of tokens that follow one another on a Hilbert curve
@@ -234,6 +245,12 @@ typedef struct sparge_run_args {
   sparge_head_stats* head_stats; /* batch * q_heads entries, NULL = not wanted */
   void* workspace;
   size_t workspace_size;
+  /* Pictures of what happened, (batch, q_heads, q_blocks, k_blocks) contiguous; NULL = not wanted.
+   * mass_out: share of a row's attention that a tile holds. predict: as predicted, over visible tiles (a plan that
+   * predicts); reference: the true one, mean over the queries of the block. Refused by run.
+   * pv_out: row groups of the tile whose PV was computed. run only. */
+  float* mass_out;
+  uint8_t* pv_out;
 } sparge_run_args;
 
 SPARGE_API void sparge_run_args_init(sparge_run_args* args);
@@ -246,6 +263,62 @@ SPARGE_API sparge_status sparge_predict(const sparge_plan* plan, const sparge_ru
 /* The slow oracle: the same problem in double precision, without quantisation and PV skip, over all visible tiles or,
  * if args->map is given, over the tiles of that map. Writes o and lse. Needs no workspace; allocates its own. */
 SPARGE_API sparge_status sparge_reference(const sparge_plan* plan, const sparge_run_args* args);
+
+/* ------------------------------------------------------------------ calibration: error bounds instead of parameters */
+
+/* What an application keeps per layer, for plans with SELECT_AUTO. Runs measure some sampled query rows densely beside
+ * the sparse path, choose (precision, theta, tau, lambda) per head from that, and re-check now and then; a head that
+ * cannot meet the bounds is dense. docs/tuning.md tells how, and what it costs. Safe to use from several threads at
+ * once; for one order of calls the choices depend on the seed and the inputs only. */
+typedef struct sparge_calibration_desc {
+  size_t struct_size;
+  int64_t q_heads;  /* of every plan that uses it */
+  double target_l1; /* relative L1 of a head's sparse result against its dense result of the same precision */
+  double pv_l1;     /* the same once the PV skip is on: at least target_l1 */
+  double round_l1;  /* relative L1 of the precision itself against fp32: a head beyond it gets int16 instead of int8 */
+  uint64_t seed;
+} sparge_calibration_desc;
+
+typedef enum sparge_head_state {
+  SPARGE_HEAD_UNKNOWN = 0, /* not measured yet: dense */
+  SPARGE_HEAD_SPARSE = 1,
+  SPARGE_HEAD_DENSE = 2 /* nothing faster met the bounds */
+} sparge_head_state;
+
+/* What is in force for one head, and what was measured of it. Errors are estimates from samples; `_error` is their
+ * standard error (the true value lies within two of them in about 19 of 20 cases). */
+typedef struct sparge_head_estimate {
+  size_t struct_size;
+  sparge_head_state state;
+  sparge_precision precision;
+  sparge_head_params params;
+  int64_t samples;          /* of query rows; 0: the figures below mean nothing */
+  double l1, l1_error;      /* without PV skip */
+  double pv_l1, pv_l1_error; /* with it */
+  double round_l1, round_l1_error;
+  double sparsity; /* of QK tiles */
+  double work;     /* (QK + PV computed) / eligible / 2 */
+} sparge_head_estimate;
+
+/* Defaults: target_l1 0.02, pv_l1 0.025, round_l1 0.05, seed 0. */
+SPARGE_API void sparge_calibration_desc_init(sparge_calibration_desc* desc);
+SPARGE_API sparge_status sparge_calibration_create(const sparge_calibration_desc* desc, sparge_calibration** out);
+SPARGE_API void sparge_calibration_destroy(sparge_calibration* calibration); /* NULL is allowed */
+SPARGE_API void sparge_head_estimate_init(sparge_head_estimate* estimate);
+SPARGE_API sparge_status sparge_calibration_head(const sparge_calibration* calibration, int64_t head,
+                                                 sparge_head_estimate* out);
+/* Other bounds for one head from now on; what was measured stays. */
+SPARGE_API sparge_status sparge_calibration_set_bounds(sparge_calibration* calibration, int64_t head, double target_l1,
+                                                       double pv_l1);
+/* All that it knows, as bytes that any machine can load. *size: in, room at `buffer`; out, bytes needed. With NULL as
+ * buffer only the size is told; too little room is an error. */
+SPARGE_API sparge_status sparge_calibration_save(const sparge_calibration* calibration, void* buffer, size_t* size);
+SPARGE_API sparge_status sparge_calibration_load(const void* data, size_t size, sparge_calibration** out);
+
+/* Measures without computing the result: reads q, k, v (o may be empty), spends about `effort` (0..1) of the time of a
+ * dense call, and leaves the choice in the calibration of the plan. What `sparge tune` is made of. The first call
+ * finds theta and tau, later ones lambda as well. */
+SPARGE_API sparge_status sparge_calibrate(const sparge_plan* plan, const sparge_run_args* args, double effort);
 
 /* ------------------------------------------------------------------ merge */
 

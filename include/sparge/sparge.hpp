@@ -55,6 +55,13 @@ struct Stats : sparge_stats {
   }
 };
 
+struct CalibrationDesc : sparge_calibration_desc {
+  CalibrationDesc() { sparge_calibration_desc_init(this); }
+};
+struct HeadEstimate : sparge_head_estimate {
+  HeadEstimate() { sparge_head_estimate_init(this); }
+};
+
 // View of a contiguous (batch, heads, tokens, dim) tensor; `Token` is (batch, tokens, heads, dim).
 inline sparge_tensor ViewHeads(const void* data, sparge_dtype dtype, int64_t heads, int64_t tokens, int64_t dim) {
   return {const_cast<void*>(data), dtype, heads * tokens * dim, tokens * dim, dim};
@@ -106,6 +113,43 @@ class Context {
   std::unique_ptr<sparge_context, Destroy> context_;
 };
 
+// Error bounds instead of parameters: one per layer, for plans with SPARGE_SELECT_AUTO. Outlives its plans.
+class Calibration {
+ public:
+  explicit Calibration(const sparge_calibration_desc& desc) {
+    sparge_calibration* calibration = nullptr;
+    Check(sparge_calibration_create(&desc, &calibration));
+    calibration_.reset(calibration);
+  }
+  explicit Calibration(const std::vector<std::byte>& saved) {
+    sparge_calibration* calibration = nullptr;
+    Check(sparge_calibration_load(saved.data(), saved.size(), &calibration));
+    calibration_.reset(calibration);
+  }
+  HeadEstimate Head(int64_t head) const {
+    HeadEstimate estimate;
+    Check(sparge_calibration_head(calibration_.get(), head, &estimate));
+    return estimate;
+  }
+  void SetBounds(int64_t head, double target_l1, double pv_l1) {
+    Check(sparge_calibration_set_bounds(calibration_.get(), head, target_l1, pv_l1));
+  }
+  std::vector<std::byte> Save() const {
+    size_t size = 0;
+    Check(sparge_calibration_save(calibration_.get(), nullptr, &size));
+    std::vector<std::byte> bytes(size);
+    Check(sparge_calibration_save(calibration_.get(), bytes.data(), &size));
+    return bytes;
+  }
+  sparge_calibration* get() const { return calibration_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(sparge_calibration* calibration) const { sparge_calibration_destroy(calibration); }
+  };
+  std::unique_ptr<sparge_calibration, Destroy> calibration_;
+};
+
 // A plan with a workspace of its own: one thread at a time may call Run and Predict of one Plan object.
 class Plan {
  public:
@@ -117,6 +161,8 @@ class Plan {
   }
   void Run(RunArgs args) { Check(sparge_run(plan_.get(), &WithWorkspace(args))); }
   void Predict(RunArgs args) { Check(sparge_predict(plan_.get(), &WithWorkspace(args))); }
+  // Measures for the plan's calibration, without a result.
+  void Calibrate(RunArgs args, double effort) { Check(sparge_calibrate(plan_.get(), &WithWorkspace(args), effort)); }
   void Reference(const RunArgs& args) const { Check(sparge_reference(plan_.get(), &args)); }
   size_t workspace_size() const { return size_; }
   std::pair<int64_t, int64_t> map_shape() const {
