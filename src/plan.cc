@@ -231,7 +231,8 @@ Plan MakePlan(const Runtime& runtime, const sparge_plan_desc& desc) {
   plan.keep_sink = desc.keep_sink == -1 ? desc.causal == 1 : desc.keep_sink == 1;
   plan.heads.assign(desc.q_heads, desc.params);
   if (desc.heads != nullptr) plan.heads.assign(desc.heads, desc.heads + desc.q_heads);
-  if (HasGrid(desc)) plan.order = CurveOrder(desc);
+  // Tokens that all are in one block have no other to go to; the direct kernel, for few of them, relies on that.
+  if (HasGrid(desc) && plan.k_blocks > 1) plan.order = CurveOrder(desc);
   return plan;
 }
 

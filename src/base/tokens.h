@@ -19,10 +19,10 @@ struct TokenRows {
   int64_t count, dim;
   const int32_t* order = nullptr;  // token t lies at place order[t]; NULL: at place t
 
-  const std::byte* At(int64_t token) const {
-    const int64_t place = order == nullptr ? token : order[token];
+  const std::byte* Place(int64_t place) const {
     return data + place * token_stride * static_cast<int64_t>(DtypeBytes(dtype));
   }
+  const std::byte* Token(int64_t token) const { return Place(order == nullptr ? token : order[token]); }
 };
 
 }  // namespace sparge

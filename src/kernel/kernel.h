@@ -95,7 +95,8 @@ struct KeyValueBlocks {
   int64_t channels;  // v_dim rounded up to kChannelAlign
 };
 
-// Instead of packed blocks: all tokens of one sequence and kv head as they are, for the direct kernel.
+// Instead of packed blocks: all tokens of one sequence and kv head as they are, for the direct kernel. They have no
+// order.
 struct DirectTokens {
   TokenRows keys, values;
 };
