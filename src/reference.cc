@@ -32,9 +32,11 @@ struct Head {
   const Plan& plan;
   const sparge_run_args& args;
   int64_t sequence, head;
+  const std::vector<int64_t>& place;  // of a token in the order of the blocks; empty = where it lies
   std::vector<double> k, v;
 
-  Head(const Plan& p, const sparge_run_args& a, int64_t seq, int64_t h) : plan(p), args(a), sequence(seq), head(h) {
+  Head(const Plan& p, const sparge_run_args& a, int64_t seq, int64_t h, const std::vector<int64_t>& places)
+      : plan(p), args(a), sequence(seq), head(h), place(places) {
     Load(args.k, plan.qk_dim, k);
     Load(args.v, plan.v_dim, v);
   }
@@ -69,6 +71,10 @@ struct Head {
   bool InMap(int64_t query, int64_t key) const {
     if (args.map == nullptr) return true;
     const uint8_t* map = args.map + sequence * args.map_batch_stride + head * args.map_head_stride;
+    if (!place.empty()) {
+      query = place[query];
+      key = place[key];
+    }
     return map[query / kBlockQ * plan.k_blocks + key / kBlockK] != 0;
   }
 
@@ -106,10 +112,12 @@ struct Head {
 
 void Reference(const Plan& plan, const sparge_run_args& args) {
   constexpr int64_t kRowsPerTask = 16;
+  std::vector<int64_t> place(plan.order.size());
+  for (size_t i = 0; i < place.size(); ++i) place[plan.order[i]] = static_cast<int64_t>(i);
   for (int64_t b = 0; b < plan.batch(); ++b) {
     const int64_t rows = plan.sequences[b].q_count;
     for (int64_t h = 0; h < plan.q_heads && rows > 0; ++h) {
-      const Head head(plan, args, b, h);
+      const Head head(plan, args, b, h, place);
       ForEach(plan.runtime.executor, CeilDiv(rows, kRowsPerTask), [&](int32_t, int64_t task) {
         for (int64_t i = task * kRowsPerTask; i < std::min(rows, (task + 1) * kRowsPerTask); ++i) head.Row(i);
       });
