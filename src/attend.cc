@@ -157,6 +157,7 @@ void RunItem(const Plan& plan, const sparge_run_args& args, const Workspace& w, 
   k.kept = kept;
   k.kept_count = ListKept(w.map.KeptRow(item.row), w.map.words, item.begin, item.end, kept);
   k.state = item.part < 0 ? w.WorkerState(plan, worker) : w.PartState(plan, item.part);
+  if (args.pv_out != nullptr) k.pv_groups = args.pv_out + TileRow(plan, FindQueryBlock(plan, item.row));
   const KernelOps& kernels = *plan.runtime.kernels;
   item.skipped = (plan.direct() ? kernels.attend_direct : kernels.attend[plan.precision])(k);
   if (item.part < 0) FinishRow(plan, args, w, item.row, k.state);
@@ -245,6 +246,7 @@ void Attend(const Plan& plan, const sparge_run_args& args) {
   stats.schedule_ms = watch.Lap();
 
   const sparge_executor& executor = plan.runtime.executor;
+  if (args.pv_out != nullptr) std::fill_n(args.pv_out, plan.AllTiles(), uint8_t{0});
   ForEach(executor, w.schedule.item_count,
           [&](int32_t worker, int64_t i) { RunItem(plan, args, w, worker, w.schedule.items[i]); });
   ForEach(executor, w.schedule.split_count,

@@ -215,6 +215,8 @@ void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t 
     SPARGE_REQUIRE(args.workspace_size >= workspace_size, "workspace_size=%zu is less than the %zu needed",
                    args.workspace_size, workspace_size);
   }
+  SPARGE_REQUIRE(args.mass_out == nullptr || call != Call::kRun, "mass_out is given, but run has no masses");
+  SPARGE_REQUIRE(args.pv_out == nullptr || call == Call::kRun, "pv_out is given, but only run computes PV");
   SPARGE_REQUIRE(args.map == nullptr || (args.map_batch_stride >= 0 && args.map_head_stride >= 0),
                  "map strides %" PRId64 ", %" PRId64 " must not be negative", args.map_batch_stride,
                  args.map_head_stride);

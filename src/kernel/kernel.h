@@ -129,6 +129,7 @@ struct KernelArgs {
   int64_t kept_count;
   float skip;  // lambda in log2 units; infinity = never skip
   RowState state;
+  uint8_t* pv_groups;  // result, per key block: row groups whose PV was computed, of kept ones only; NULL = not wanted
 };
 
 // Writes `count` finished rows: o / l, in the output's type.
