@@ -335,4 +335,9 @@ std::vector<std::string> FindTensorFiles(const std::vector<std::string>& paths) 
   return files;
 }
 
+std::vector<std::string> InputFiles(const Options& options) {
+  if (!options.paths.empty()) return FindTensorFiles(options.paths);
+  return {options.tensors};
+}
+
 }  // namespace sparge::cli

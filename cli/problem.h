@@ -51,6 +51,8 @@ sparge_tensor OutputView(std::vector<float>& values, const PlanDesc& desc);
 
 // The *.safetensors files under the given files and folders, sorted within each. Throws UsageError if there is none.
 std::vector<std::string> FindTensorFiles(const std::vector<std::string>& paths);
+// What a verb that TakesPaths goes through; "" stands for the .npy files of the options.
+std::vector<std::string> InputFiles(const Options& options);
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_PROBLEM_H_

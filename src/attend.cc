@@ -133,6 +133,7 @@ void RunItem(const Plan& plan, const HeadChoice& heads, const sparge_run_args& a
   k.kept = kept;
   k.kept_count = ListKept(w.map.KeptRow(item.row), w.map.words, item.begin, item.end, kept);
   k.state = item.part < 0 ? w.WorkerState(plan, worker) : w.PartState(plan, item.part);
+  if (args.pv_out != nullptr) k.pv_groups = args.pv_out + TileRow(plan, FindQueryBlock(plan, item.row));
   const KernelOps& kernels = *plan.runtime.kernels;
   item.skipped = (plan.direct() ? kernels.attend_direct : kernels.attend[plan.precision])(k);
   if (item.part < 0) FinishRow(plan, args, w, item.row, k.state);
@@ -187,9 +188,9 @@ void CountPass(const Plan& plan, const HeadChoice& heads, const sparge_run_args&
 
 // What passes add to begins with zeros.
 void ClearResults(const Plan& plan, const sparge_run_args& args) {
-  const int64_t tiles = plan.batch() * plan.q_heads * plan.q_blocks * plan.k_blocks;
-  if (args.map_out != nullptr) std::fill_n(args.map_out, tiles, uint8_t{0});
-  if (args.mass_out != nullptr) std::fill_n(args.mass_out, tiles, 0.0f);
+  if (args.map_out != nullptr) std::fill_n(args.map_out, plan.AllTiles(), uint8_t{0});
+  if (args.pv_out != nullptr) std::fill_n(args.pv_out, plan.AllTiles(), uint8_t{0});
+  if (args.mass_out != nullptr) std::fill_n(args.mass_out, plan.AllTiles(), 0.0f);
   if (args.head_stats != nullptr) std::fill_n(args.head_stats, plan.batch() * plan.q_heads, sparge_head_stats{});
 }
 

@@ -295,6 +295,10 @@ void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t 
     SPARGE_REQUIRE(args.workspace_size >= workspace_size, "workspace_size=%zu is less than the %zu needed",
                    args.workspace_size, workspace_size);
   }
+  const bool has_masses = call == Call::kReference || (call == Call::kPredict && plan.predicts());
+  SPARGE_REQUIRE(args.mass_out == nullptr || has_masses, "mass_out is given, but %s has no masses",
+                 call == Call::kPredict ? "a plan that does not predict" : "run");
+  SPARGE_REQUIRE(args.pv_out == nullptr || call == Call::kRun, "pv_out is given, but only run computes PV");
   SPARGE_REQUIRE(args.map == nullptr || (args.map_batch_stride >= 0 && args.map_head_stride >= 0),
                  "map strides %" PRId64 ", %" PRId64 " must not be negative", args.map_batch_stride,
                  args.map_head_stride);

@@ -93,6 +93,8 @@ struct Plan {
   int64_t KeyBlock(int64_t kv_head, const Sequence& s, int64_t block) const {
     return kv_head * all_k_blocks + s.k_block_begin + block;
   }
+  // Tiles of an array (batch, q_heads, q_blocks, k_blocks) that crosses the interface.
+  int64_t AllTiles() const { return batch() * q_heads * q_blocks * k_blocks; }
 };
 
 // The heads of one call: what is in force for each, and which of them this pass computes.
@@ -133,6 +135,11 @@ inline BlockId FindQueryBlock(const Plan& plan, int64_t index) {
 }
 inline BlockId FindKeyBlock(const Plan& plan, int64_t index) {
   return FindBlock<&Sequence::k_block_begin>(plan, index, plan.all_k_blocks);
+}
+
+// Where the tiles of a query block begin in an array (batch, q_heads, q_blocks, k_blocks).
+inline int64_t TileRow(const Plan& plan, const BlockId& id) {
+  return ((id.sequence * plan.q_heads + id.head) * plan.q_blocks + id.block) * plan.k_blocks;
 }
 
 // Address of a token of the tensor row that holds a sequence.

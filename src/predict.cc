@@ -278,11 +278,6 @@ void CopyRow(const Plan& plan, const sparge_run_args& args, const Row& row) {
   }
 }
 
-// Where a row begins in an array (batch, q_heads, q_blocks, k_blocks).
-int64_t MapRow(const Plan& plan, const BlockId& id) {
-  return ((id.sequence * plan.q_heads + id.head) * plan.q_blocks + id.block) * plan.k_blocks;
-}
-
 int64_t ScratchBytes(const Plan& plan) {
   const int64_t bits = 2 * CeilDiv(plan.k_blocks, 64) * static_cast<int64_t>(sizeof(uint64_t));  // RankRow's own
   return RoundUp(bits + plan.k_blocks * static_cast<int64_t>(sizeof(double) + sizeof(int32_t) + sizeof(bool)),
@@ -341,7 +336,7 @@ void PredictAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args
         CopyRow(plan, args, row);
       } else if (eligible > 0) {
         ScoreTiles(plan, packed, map, worker, i, row);
-        if (args.mass_out != nullptr) WriteMasses(plan, row, args.mass_out + MapRow(plan, row));
+        if (args.mass_out != nullptr) WriteMasses(plan, row, args.mass_out + TileRow(plan, row));
         PredictRow(plan, heads.params[id.head], packed, row, eligible);
       }
       map.eligible[index + i] = eligible;
@@ -373,7 +368,7 @@ void WriteMap(const Plan& plan, const HeadChoice& heads, const BlockMap& map, ui
   for (int64_t index = 0; index < plan.q_heads * plan.all_q_blocks; ++index) {
     const BlockId id = FindQueryBlock(plan, index);
     if (!heads.active[id.head]) continue;
-    uint8_t* row = out + MapRow(plan, id);
+    uint8_t* row = out + TileRow(plan, id);
     const uint64_t* kept = map.KeptRow(index);
     for (int64_t j = 0; j < plan.sequences[id.sequence].k_blocks; ++j) row[j] = TestBit(kept, j);
   }

@@ -133,6 +133,7 @@ struct KernelArgs {
   int64_t kept_count;
   float skip;  // lambda in log2 units; infinity = never skip
   RowState state;
+  uint8_t* pv_groups;  // result, per key block: row groups whose PV was computed, of kept ones only; NULL = not wanted
 };
 
 // Where Masses puts its results, per row of the query block: for each key block b of `blocks`

@@ -331,6 +331,7 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
   std::memset(args.state.o, 0, sizeof(float) * static_cast<size_t>(count * args.blocks.channels));
   int64_t skipped = 0;
   for (int64_t i = 0; i < args.kept_count; ++i) {
+    const int64_t skipped_before = skipped;
     for (int row = 0; row < count; row += kPassRows) {
       pass.row = row;
       pass.rows = std::min(kPassRows, count - row);
@@ -342,6 +343,9 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
       if (judged.matters == 0) continue;
       MoveMaxima(pass, sums.m + row);
       Accumulate(args, args.kept[i], judged.matters, pass, sums.l + row);
+    }
+    if (args.pv_groups != nullptr) {
+      args.pv_groups[args.kept[i]] = static_cast<uint8_t>(CeilDiv(count, kGroup) - (skipped - skipped_before));
     }
   }
   std::copy_n(sums.m, count, args.state.m);

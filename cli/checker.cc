@@ -1,0 +1,102 @@
+// checker.cc - runs the shipped path and the reference, and compares them stage by stage.
+#include "cli/checker.h"
+
+namespace sparge::cli {
+
+void StageErrors::Add(const StageErrors& other) {
+  stats.qk_eligible += other.stats.qk_eligible;
+  stats.qk_computed += other.stats.qk_computed;
+  stats.pv_eligible += other.stats.pv_eligible;
+  stats.pv_computed += other.stats.pv_computed;
+  total.Add(other.total);
+  selection.Add(other.selection);
+  quantisation.Add(other.quantisation);
+  pv_skip.Add(other.pv_skip);
+}
+
+const char* StageErrors::Largest() const {
+  if (Selection() == 0 && Quantisation() == 0 && PvSkip() == 0) return "none";
+  if (Selection() >= Quantisation() && Selection() >= PvSkip()) return "selection";
+  return Quantisation() >= PvSkip() ? "quantisation" : "pv_skip";
+}
+
+Json ErrorsJson(const StageErrors& errors) {
+  Json json = {{"relative_l1", Number(errors.total.RelativeL1())},
+               {"cosine", Number(errors.total.Cosine())},
+               {"max_error", Number(errors.total.MaxError())},
+               {"rmse", Number(errors.total.Rmse())},
+               {"stages_l1",
+                {{"selection", Number(errors.Selection())},
+                 {"quantisation", Number(errors.Quantisation())},
+                 {"pv_skip", Number(errors.PvSkip())}}},
+               {"largest_source", errors.Largest()}};
+  AddTiles(json, errors.stats);
+  return json;
+}
+
+Checker::Checker(const Context& context, const Problem& problem) : context_(context), problem_(problem) {
+  const PlanDesc& desc = problem.desc;
+  map_.resize(static_cast<size_t>(desc.batch * desc.q_heads * TilesPerHead()) + 1);
+  pv_groups_.resize(map_.size());
+  head_stats_.resize(static_cast<size_t>(desc.batch * desc.q_heads));
+  RunShipped();
+  RunWithoutSkip();
+}
+
+void Checker::RunShipped() {
+  RunArgs args = problem_.args;
+  args.o = OutputView(shipped_, problem_.desc);
+  args.map_out = map_.data();
+  args.pv_out = pv_groups_.data();
+  args.head_stats = head_stats_.data();
+  Plan(context_, problem_.desc).Run(args);
+}
+
+void Checker::RunWithoutSkip() {
+  PlanDesc desc = problem_.desc;
+  desc.select = SPARGE_SELECT_MAP;
+  desc.params.pv_skip = SPARGE_PV_SKIP_OFF;
+  RunArgs args = problem_.args;
+  args.o = OutputView(without_skip_, desc);
+  args.map = map_.data();
+  args.map_head_stride = TilesPerHead();
+  args.map_batch_stride = desc.q_heads * TilesPerHead();
+  Plan(context_, desc).Run(args);
+}
+
+// The oracle for one head, dense or over the tiles of `map`.
+std::vector<float> Checker::Reference(HeadProblem slice, const uint8_t* map, float* mass) const {
+  slice.desc.select = map == nullptr ? SPARGE_SELECT_ALL : SPARGE_SELECT_MAP;
+  slice.args.map = map;
+  slice.args.map_batch_stride = slice.args.map_head_stride = 0;
+  std::vector<float> o;
+  slice.args.o = OutputView(o, slice.desc);
+  slice.args.mass_out = mass;
+  Plan(context_, slice.desc).Reference(slice.args);
+  return o;
+}
+
+StageErrors Checker::Compare(int64_t head, HeadTruth& truth) const {
+  const PlanDesc& desc = problem_.desc;
+  const HeadProblem slice = SliceHead(problem_, head / desc.q_heads, head % desc.q_heads);
+  truth.mass.resize(static_cast<size_t>(TilesPerHead()) + 1);
+  truth.o = Reference(slice, nullptr, truth.mass.data());
+  truth.mass.pop_back();
+  const std::vector<float> masked = Reference(slice, map_.data() + head * TilesPerHead(), nullptr);
+  const auto size = static_cast<size_t>(desc.q_tokens * desc.v_dim);
+  const auto at = static_cast<size_t>(head) * size;
+  truth.o.resize(size);
+  const std::span<const float> want = truth.o;
+  const std::span<const float> chosen = std::span(masked).first(size);
+  const std::span<const float> quantised = std::span(without_skip_).subspan(at, size);
+  const std::span<const float> shipped = std::span(shipped_).subspan(at, size);
+  StageErrors errors;
+  errors.stats = head_stats_[static_cast<size_t>(head)];
+  errors.total.Add(shipped, want);
+  errors.selection.Add(chosen, want);
+  errors.quantisation.Add(quantised, chosen);
+  errors.pv_skip.Add(shipped, quantised);
+  return errors;
+}
+
+}  // namespace sparge::cli

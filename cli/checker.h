@@ -1,0 +1,69 @@
+// checker.h - how far the shipped path is from a double-precision reference, head by head, and which stage is to blame.
+#ifndef SPARGE_CLI_CHECKER_H_
+#define SPARGE_CLI_CHECKER_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cli/metrics.h"
+#include "cli/problem.h"
+#include "cli/report.h"
+
+namespace sparge::cli {
+
+// Four results, each one step from the one before, so that the differences are the error of one stage each:
+// dense reference -> reference over the predicted tiles -> run over those tiles, no PV skip -> shipped run.
+struct StageErrors {
+  sparge_head_stats stats = {};
+  ErrorSums total;  // shipped run against the dense reference
+  ErrorSums selection, quantisation, pv_skip;
+
+  void Add(const StageErrors& other);
+  double Selection() const { return selection.RelativeL1(total); }
+  double Quantisation() const { return quantisation.RelativeL1(total); }
+  double PvSkip() const { return pv_skip.RelativeL1(total); }
+  const char* Largest() const;
+};
+
+Json ErrorsJson(const StageErrors& errors);
+
+// What the dense reference says of one head.
+struct HeadTruth {
+  std::vector<float> o;
+  std::vector<float> mass;  // of each tile
+};
+
+// All heads of one problem; heads are numbered batch by batch.
+class Checker {
+ public:
+  // Runs the shipped path, with and without PV skip.
+  Checker(const Context& context, const Problem& problem);
+
+  int64_t heads() const { return static_cast<int64_t>(head_stats_.size()); }
+  // Runs the reference twice, which is slow.
+  StageErrors Compare(int64_t head, HeadTruth& truth) const;
+
+  // Of the shipped run, by tile: computed or not; row groups whose PV was computed.
+  std::span<const uint8_t> Kept(int64_t head) const { return TilesOf(map_, head); }
+  std::span<const uint8_t> PvGroups(int64_t head) const { return TilesOf(pv_groups_, head); }
+
+ private:
+  int64_t TilesPerHead() const { return problem_.q_blocks() * problem_.k_blocks(); }
+  std::span<const uint8_t> TilesOf(const std::vector<uint8_t>& tiles, int64_t head) const {
+    const auto size = static_cast<size_t>(TilesPerHead());
+    return std::span(tiles).subspan(static_cast<size_t>(head) * size, size);
+  }
+  void RunShipped();
+  void RunWithoutSkip();
+  std::vector<float> Reference(HeadProblem slice, const uint8_t* map, float* mass) const;
+
+  const Context& context_;
+  const Problem& problem_;
+  std::vector<uint8_t> map_, pv_groups_;
+  std::vector<sparge_head_stats> head_stats_;
+  std::vector<float> shipped_, without_skip_;
+};
+
+}  // namespace sparge::cli
+#endif  // SPARGE_CLI_CHECKER_H_
