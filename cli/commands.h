@@ -15,6 +15,7 @@ struct Command {
 Command AddRun(CLI::App& program);
 Command AddMap(CLI::App& program);
 Command AddCheck(CLI::App& program);
+Command AddReport(CLI::App& program);
 Command AddInfo(CLI::App& program);
 Command AddDemo(CLI::App& program);
 Command AddBench(CLI::App& program);

@@ -1,4 +1,5 @@
-// options.cc - registers and checks the options of run, map and check; every refusal names the flag and its value.
+// options.cc - registers and checks the options of run, map, check and report; every refusal names the flag and its
+// value.
 #include "cli/options.h"
 
 #include <functional>
@@ -51,7 +52,7 @@ void RegisterInputs(CLI::App& app, Verb verb, Options& options) {
           group, options.v);
   AddFile(app, "--tensors", "instead of --q --k --v: a .safetensors file with tensors q, k, v (bfloat16 too)", group,
           options.tensors);
-  if (verb == Verb::kCheck) {
+  if (TakesPaths(verb)) {
     app.add_option("paths", options.paths, "instead: .safetensors files, or folders that are searched for them")
         ->type_name("PATH")
         ->group(group);
@@ -68,7 +69,7 @@ void RegisterOutputs(CLI::App& app, Verb verb, Options& options) {
     AddFile(app, "--out", "required: result with q's type, .npy or .safetensors", group, options.out);
     AddFile(app, "--lse", "log-sum-exp, float32 .npy", group, options.lse);
   }
-  if (verb != Verb::kCheck) {
+  if (!TakesPaths(verb)) {
     AddFile(app, "--map-out",
             verb == Verb::kMap ? "required: tiles to compute, uint8 .npy" : "computed tiles, uint8 .npy", group,
             options.map_out);
@@ -86,6 +87,7 @@ void RegisterAttention(CLI::App& app, Options& options) {
             options.scale = ParseNumber("--scale", text);
             if (*options.scale == 0) throw UsageError("--scale: " + Quoted(text) + " would make all scores equal");
           });
+  RegisterGrid(app, options.grid);
 }
 
 void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
@@ -189,7 +191,7 @@ void CheckAuto(const Options& o) {
 
 void CheckInputs(Verb verb, const Options& o) {
   const bool npy = !o.q.empty() || !o.k.empty() || !o.v.empty();
-  const std::string alternatives = verb == Verb::kCheck ? "--q --k --v, --tensors or PATH" : "--q --k --v or --tensors";
+  const std::string alternatives = TakesPaths(verb) ? "--q --k --v, --tensors or PATH" : "--q --k --v or --tensors";
   if (npy + !o.tensors.empty() + !o.paths.empty() > 1) throw UsageError("give only one of " + alternatives);
   if (npy + !o.tensors.empty() + !o.paths.empty() == 0) throw UsageError("no inputs: give " + alternatives);
   if (!npy) return;

@@ -1,4 +1,5 @@
-// options.h - the options that run, map and check share: one struct, its registration, and the checks between options.
+// options.h - the options that run, map, check and report share: one struct, its registration, and the checks between
+// options.
 #ifndef SPARGE_CLI_OPTIONS_H_
 #define SPARGE_CLI_OPTIONS_H_
 
@@ -9,22 +10,26 @@
 #include <vector>
 
 #include "cli/flags.h"
+#include "cli/grid.h"
 
 namespace sparge::cli {
 
-enum class Verb { kRun, kMap, kCheck };
+enum class Verb { kRun, kMap, kCheck, kReport };
+// Verbs that go through many files, and write none of tensors.
+inline bool TakesPaths(Verb verb) { return verb == Verb::kCheck || verb == Verb::kReport; }
 
 // As given; "not given" is kept apart from every value, because files may carry defaults of their own.
 struct Options {
   std::string q, k, v;             // .npy files
   std::string tensors;             // or one .safetensors file
-  std::vector<std::string> paths;  // or, for check, files and folders of them
+  std::vector<std::string> paths;  // or, if TakesPaths, files and folders of them
   std::string mask, map;
   std::string out, lse, map_out;
 
   bool causal = false;
   std::optional<int64_t> query_offset, window;
   std::optional<double> scale;
+  GridOptions grid;
 
   std::optional<std::string> precision, predictor;
   std::optional<std::string> select;

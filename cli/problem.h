@@ -32,6 +32,7 @@ struct Problem {
   std::optional<io::Tensor> v, mask, map;
   io::Metadata metadata;            // of a .safetensors input
   std::vector<std::string> notes;   // what was taken from the metadata, for the user
+  std::optional<TokenGrid> grid;
   std::optional<PerHead> per_head;  // desc.heads and .head_precision point into it
   PlanDesc desc;
   RunArgs args;  // inputs only: no o, lse, map_out, statistics

@@ -3,7 +3,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=build/arm64-root
-[[ -e $root/complete ]] && exit 0
+packages=(libhwy1 libhwy-dev libgtest-dev libcli11-dev nlohmann-json3-dev libpng16-16 libpng-dev zlib1g zlib1g-dev)
+# Complete means: with all that this version of the list names.
+[[ -e $root/complete && $(<"$root/complete") == "${packages[*]}" ]] && exit 0
 
 # A package index of its own: `dpkg --add-architecture` would change which packages the whole system sees.
 state=$PWD/build/arm64-apt
@@ -14,7 +16,7 @@ options=(-qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sand
   -o Dir::State::Lists="$state/lists" -o Dir::State::status="$state/status" -o Dir::Cache="$state/cache")
 echo "fetching arm64 libraries into $root"
 apt-get "${options[@]}" update
-(cd "$state" && apt-get "${options[@]}" download libhwy1 libhwy-dev libgtest-dev libcli11-dev nlohmann-json3-dev)
+(cd "$state" && apt-get "${options[@]}" download "${packages[@]}")
 for package in "$state"/*.deb; do dpkg-deb -x "$package" "$root"; done
 rm -rf "$state"
-touch "$root/complete"
+echo "${packages[*]}" >"$root/complete"

@@ -4,11 +4,13 @@
 # `package:command` counts as present wherever the command comes from.
 # shellcheck disable=SC2034  # used by those who source this
 {
-  build_packages=(g++:c++ cmake:cmake ninja-build:ninja pkg-config:pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev)
+  build_packages=(g++:c++ cmake:cmake ninja-build:ninja pkg-config:pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev
+    libpng-dev)
   test_packages=(libgtest-dev python3:python3 python3-numpy)
-  # Instruction counts (valgrind), fuzzers (clang), and 64-bit ARM (cross compiler and emulator).
+  # Instruction counts (valgrind), fuzzers (clang), reports in a browser (chromium), and 64-bit ARM (cross compiler and
+  # emulator).
   ci_packages=(valgrind:valgrind clang:clang++ libclang-rt-dev g++-aarch64-linux-gnu:aarch64-linux-gnu-g++
-    qemu-user:qemu-aarch64)
+    qemu-user:qemu-aarch64 chromium:chromium)
 }
 
 # Prints those of the given packages that are missing, one per line.

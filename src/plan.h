@@ -36,6 +36,11 @@ struct Sequence {
 // Packing a key costs about as much as this many queries take to use it unpacked.
 inline constexpr int64_t kFewQueries = 16;
 
+// Pooled queries per block with the predictor `keys`: docs/predictor.md has the study that says two.
+inline constexpr int64_t kPools = 2;
+
+struct Calibration;
+
 struct Plan {
   Runtime runtime;
 
@@ -54,15 +59,27 @@ struct Plan {
   std::vector<float> alibi_slopes;  // empty = none
   std::vector<float> sink_logits;   // empty = none
 
-  sparge_precision precision;
+  sparge_precision precision;  // of all heads that this plan computes
   sparge_select select;
+  sparge_predictor predictor;
   bool keep_sink;
   std::vector<sparge_head_params> heads;  // one per query head
+  std::vector<uint8_t> active;            // one per query head: computed by this plan
+  Calibration* calibration;               // iff select is AUTO
+  std::vector<int32_t> order;             // blocks take the tokens of a sequence in this order; empty = as they lie
 
   // So few queries that they take keys and values straight from the tensors, in fp32, whatever the precision asked for.
   // Stage 1 needs summaries, for which all keys have to be read anyway.
-  bool direct() const { return !predicts() && q_blocks <= 1 && most_queries * heads_per_kv <= kFewQueries; }
-  bool predicts() const { return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK; }
+  bool direct() const { return !predicts() && few(); }
+  bool few() const { return q_blocks <= 1 && most_queries * heads_per_kv <= kFewQueries; }
+  bool predicts() const {
+    return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK || select == SPARGE_SELECT_FLOOR || measures();
+  }
+  // Few queries are not worth a prediction, and there is nothing to calibrate.
+  bool measures() const { return select == SPARGE_SELECT_AUTO && !few(); }
+  // Queries are pooled by so many; the predictor `paper` takes whole blocks.
+  int64_t pools() const { return predictor == SPARGE_PREDICT_KEYS ? kPools : 1; }
+  int64_t pool_rows() const { return kBlockQ / pools(); }
   const QuantGrid& grid() const { return runtime.kernels->grid[precision]; }
   int64_t batch() const { return static_cast<int64_t>(sequences.size()); }
   // Lanes of one packed query or key row; dims and channels padded to whole vectors.
@@ -76,13 +93,27 @@ struct Plan {
   int64_t KeyBlock(int64_t kv_head, const Sequence& s, int64_t block) const {
     return kv_head * all_k_blocks + s.k_block_begin + block;
   }
+  // Tiles of an array (batch, q_heads, q_blocks, k_blocks) that crosses the interface.
+  int64_t AllTiles() const { return batch() * q_heads * q_blocks * k_blocks; }
 };
 
-// Throws Failure.
-Plan MakePlan(const Runtime& runtime, const sparge_plan_desc& desc);
+// The heads of one call: what is in force for each, and which of them this pass computes.
+struct HeadChoice {
+  const sparge_head_params* params;  // per query head
+  const uint8_t* active;             // per query head
+
+  bool KvActive(const Plan& plan, int64_t kv_head) const {
+    const uint8_t* first = active + kv_head * plan.heads_per_kv;
+    return std::any_of(first, first + plan.heads_per_kv, [](uint8_t a) { return a != 0; });
+  }
+};
+
+// One plan per precision that its heads may need, fewer bits first: a call computes the heads of each in turn. Throws
+// Failure.
+std::vector<Plan> MakePlans(const Runtime& runtime, const sparge_plan_desc& desc, Calibration* calibration);
 
 // What a call is going to do, which decides what its arguments must hold.
-enum class Call { kRun, kPredict, kReference };
+enum class Call { kRun, kPredict, kCalibrate, kReference };
 // Throws Failure if `args` do not fit the plan.
 void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t workspace_size);
 
@@ -106,6 +137,11 @@ inline BlockId FindKeyBlock(const Plan& plan, int64_t index) {
   return FindBlock<&Sequence::k_block_begin>(plan, index, plan.all_k_blocks);
 }
 
+// Where the tiles of a query block begin in an array (batch, q_heads, q_blocks, k_blocks).
+inline int64_t TileRow(const Plan& plan, const BlockId& id) {
+  return ((id.sequence * plan.q_heads + id.head) * plan.q_blocks + id.block) * plan.k_blocks;
+}
+
 // Address of a token of the tensor row that holds a sequence.
 inline std::byte* SequenceData(const Plan& plan, const sparge_tensor& tensor, size_t element_bytes, int64_t sequence,
                                int64_t head, int64_t first_token) {
@@ -114,10 +150,23 @@ inline std::byte* SequenceData(const Plan& plan, const sparge_tensor& tensor, si
   return static_cast<std::byte*>(tensor.data) + at * static_cast<int64_t>(element_bytes);
 }
 
-inline TokenRows RowsOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head,
-                        int64_t first_token, int64_t count, int64_t dim) {
-  return {SequenceData(plan, tensor, DtypeBytes(tensor.dtype), sequence, head, first_token), tensor.dtype,
-          tensor.token_stride, count, dim};
+// Rows that follow one another in the plan's order from the `first`-th on: the address that their places count from,
+// and these places, NULL = 0, 1, 2 and so on. Packed sequences have no order, so that `first` then is a token.
+struct RowPlaces {
+  std::byte* data;
+  const int32_t* order;
+};
+inline RowPlaces PlacesOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head,
+                          int64_t first) {
+  const bool as_they_lie = plan.order.empty();
+  return {SequenceData(plan, tensor, DtypeBytes(tensor.dtype), sequence, head, as_they_lie ? first : 0),
+          as_they_lie ? nullptr : plan.order.data() + first};
+}
+
+inline TokenRows RowsOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head, int64_t first,
+                        int64_t count, int64_t dim) {
+  const RowPlaces places = PlacesOf(plan, tensor, sequence, head, first);
+  return {places.data, tensor.dtype, tensor.token_stride, count, dim, places.order};
 }
 
 inline int64_t MaskElementBytes(sparge_mask_type type) {
@@ -130,6 +179,18 @@ inline const std::byte* MaskRow(const Plan& plan, const sparge_mask& mask, int64
   if (plan.mask == SPARGE_MASK_NONE) return nullptr;
   const int64_t at = sequence * mask.batch_stride + head * mask.head_stride + query * mask.query_stride;
   return static_cast<const std::byte*>(mask.data) + at * MaskElementBytes(plan.mask);
+}
+
+inline constexpr double kLog2e = 1.44269504088896340736;
+
+// What happens to the scores of a head, but for the mask.
+inline ScoreRule RuleOf(const Plan& plan, int64_t sequence, int64_t head) {
+  ScoreRule rule;
+  rule.visible = plan.sequences[sequence].visible;
+  rule.softcap = static_cast<float>(plan.softcap * kLog2e);
+  rule.slope = plan.alibi_slopes.empty() ? 0.0f : static_cast<float>(plan.alibi_slopes[head] * kLog2e);
+  rule.mask_type = plan.mask;
+  return rule;
 }
 
 // The lse of token 0 of a sequence; NULL if not wanted.

@@ -32,9 +32,11 @@ struct Head {
   const Plan& plan;
   const sparge_run_args& args;
   int64_t sequence, head;
+  const std::vector<int64_t>& place;  // of a token in the order of the blocks; empty = where it lies
   std::vector<double> k, v;
 
-  Head(const Plan& p, const sparge_run_args& a, int64_t seq, int64_t h) : plan(p), args(a), sequence(seq), head(h) {
+  Head(const Plan& p, const sparge_run_args& a, int64_t seq, int64_t h, const std::vector<int64_t>& places)
+      : plan(p), args(a), sequence(seq), head(h), place(places) {
     Load(args.k, plan.qk_dim, k);
     Load(args.v, plan.v_dim, v);
   }
@@ -65,14 +67,18 @@ struct Head {
     return mask == nullptr ? score : score + MaskBias(plan, mask, key);
   }
 
+  // Where a token stands in the order of the blocks.
+  int64_t PlaceOf(int64_t token) const { return place.empty() ? token : place[token]; }
+
   // True iff the given map, if there is one, has the tile of this pair.
   bool InMap(int64_t query, int64_t key) const {
     if (args.map == nullptr) return true;
     const uint8_t* map = args.map + sequence * args.map_batch_stride + head * args.map_head_stride;
-    return map[query / kBlockQ * plan.k_blocks + key / kBlockK] != 0;
+    return map[PlaceOf(query) / kBlockQ * plan.k_blocks + PlaceOf(key) / kBlockK] != 0;
   }
 
-  void Row(int64_t query) const {
+  // Adds the row's share of each tile to `masses`, unless NULL. False if the query sees nothing.
+  bool Row(int64_t query, double* masses) const {
     const Sequence& s = plan.sequences[sequence];
     const std::byte* q_data = SequenceData(plan, args.q, DtypeBytes(args.q.dtype), sequence, head, s.q_begin + query);
     std::vector<double> q(plan.qk_dim), o(plan.v_dim), scores(s.k_count, kMinusInf);
@@ -87,7 +93,7 @@ struct Head {
     const bool empty = top == kMinusInf;
     double sum = 0;
     for (int64_t j = keys.begin; j < keys.end && !empty; ++j) {
-      const double p = std::exp(scores[j] - top);
+      const double p = scores[j] = std::exp(scores[j] - top);
       if (p == 0) continue;
       sum += p;
       for (int64_t c = 0; c < plan.v_dim; ++c) o[c] += p * v[j * plan.v_dim + c];
@@ -99,20 +105,38 @@ struct Head {
     }
     float* lse = LseRow(plan, args.lse, sequence, head);
     if (lse != nullptr) lse[query] = static_cast<float>(empty ? kMinusInf : top + std::log(sum));
+    for (int64_t j = keys.begin; j < keys.end && !empty && masses != nullptr; ++j) {
+      masses[PlaceOf(j) / kBlockK] += scores[j] / sum;
+    }
+    return !empty;
+  }
+
+  // All queries of a block; the mean of their shares goes to the block's tiles of mass_out.
+  void Block(int64_t block) const {
+    const Sequence& s = plan.sequences[sequence];
+    std::vector<double> masses(args.mass_out == nullptr ? 0 : static_cast<size_t>(s.k_blocks));
+    int64_t rows = 0;
+    for (int64_t i = block * kBlockQ; i < block * kBlockQ + s.QueriesIn(block); ++i) {
+      rows += Row(place.empty() ? i : plan.order[i], args.mass_out == nullptr ? nullptr : masses.data());
+    }
+    for (size_t j = 0; j < masses.size() && rows > 0; ++j) {
+      args.mass_out[TileRow(plan, {head, sequence, block}) + static_cast<int64_t>(j)] =
+          static_cast<float>(masses[j] / static_cast<double>(rows));
+    }
   }
 };
 
 }  // namespace
 
 void Reference(const Plan& plan, const sparge_run_args& args) {
-  constexpr int64_t kRowsPerTask = 16;
+  std::vector<int64_t> place(plan.order.size());
+  for (size_t i = 0; i < place.size(); ++i) place[plan.order[i]] = static_cast<int64_t>(i);
+  if (args.mass_out != nullptr) std::fill_n(args.mass_out, plan.AllTiles(), 0.0f);
   for (int64_t b = 0; b < plan.batch(); ++b) {
-    const int64_t rows = plan.sequences[b].q_count;
-    for (int64_t h = 0; h < plan.q_heads && rows > 0; ++h) {
-      const Head head(plan, args, b, h);
-      ForEach(plan.runtime.executor, CeilDiv(rows, kRowsPerTask), [&](int32_t, int64_t task) {
-        for (int64_t i = task * kRowsPerTask; i < std::min(rows, (task + 1) * kRowsPerTask); ++i) head.Row(i);
-      });
+    const int64_t blocks = plan.sequences[b].q_blocks;
+    for (int64_t h = 0; h < plan.q_heads && blocks > 0; ++h) {
+      const Head head(plan, args, b, h, place);
+      ForEach(plan.runtime.executor, blocks, [&](int32_t, int64_t block) { head.Block(block); });
     }
   }
 }

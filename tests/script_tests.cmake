@@ -15,10 +15,18 @@ if(TARGET sparge_cli)
   endif()
   add_test(NAME cli_verbs_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_verbs_test.py ${program})
   add_test(NAME cli_bench_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_bench_test.py ${program})
+  add_test(NAME cli_grid_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_grid_test.py ${program})
   foreach(part oracle refusals maps extremes results preset tune)
     add_test(NAME cli_${part}_test
       COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli/run_all.py --sparge ${program} test_${part})
   endforeach()
+  add_test(NAME report_test COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/report_test.py ${program})
+  # The page is the same whatever compiled the program; a browser beside an emulator or a sanitizer would only be slow.
+  if(NOT CMAKE_CROSSCOMPILING AND NOT SPARGE_SANITIZE)
+    add_test(NAME report_browser_test COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/report_browser_test.py
+      ${program} ${PROJECT_SOURCE_DIR}/data)
+    set_tests_properties(report_browser_test PROPERTIES SKIP_RETURN_CODE 77 COST 100)
+  endif()
   # The longest start first, or one core would wait for them at the end.
   set_tests_properties(cli_results_test cli_extremes_test cli_verbs_test cli_maps_test PROPERTIES COST 100)
 endif()

@@ -89,6 +89,19 @@ SPARGE_API int32_t sparge_isa_count(void);
 SPARGE_API void sparge_isa_init(sparge_isa* isa);
 SPARGE_API sparge_status sparge_isa_at(int32_t index, sparge_isa* out);
 
+/* ------------------------------------------------------------------ orders of image and video tokens */
+
+typedef enum sparge_order {
+  SPARGE_ORDER_HILBERT = 0,    /* neighbours on a generalised Hilbert curve are neighbours in the grid, for any sides */
+  SPARGE_ORDER_ROW_MAJOR = 1,  /* raster: x fastest, t slowest */
+  SPARGE_ORDER_TIME_MAJOR = 2, /* t fastest, then x, then y */
+  SPARGE_ORDER_RANDOM = 3      /* the same on every machine for the same seed */
+} sparge_order;
+
+/* out[i] = raster index (t * H * W + y * W + x) of the i-th token of a grid T, H, W in that order; T * H * W entries,
+ * at most 2^31-1. `seed` is for SPARGE_ORDER_RANDOM, and 0 else. A plan with a grid does this by itself. */
+SPARGE_API sparge_status sparge_token_order(sparge_order order, const int64_t grid[3], uint64_t seed, int64_t* out);
+
 /* ------------------------------------------------------------------ plan: shapes and parameters */
 
 typedef struct sparge_calibration sparge_calibration; /* see below: error bounds instead of parameters */
@@ -100,9 +113,10 @@ typedef enum sparge_select {
   SPARGE_SELECT_CDF = 1,  /* the smallest set of tiles with predicted mass >= tau */
   SPARGE_SELECT_TOPK = 2, /* the ceil(topk * visible) tiles with the largest predicted mass */
   SPARGE_SELECT_MAP = 3,  /* exactly the tiles of the caller's map */
-  SPARGE_SELECT_AUTO = 4  /* per head, what is fastest within the error bounds of `calibration` */
+  SPARGE_SELECT_AUTO = 4, /* per head, what is fastest within the error bounds of `calibration` */
+  SPARGE_SELECT_FLOOR = 5 /* every tile with a predicted mass of at least (1 - tau) / sqrt(visible tiles of its row) */
 } sparge_select;
-/* How SELECT_CDF and SELECT_TOPK guess the mass of a tile (docs/predictor.md). */
+/* How the mass of a tile is guessed (docs/predictor.md). */
 typedef enum sparge_predictor {
   SPARGE_PREDICT_KEYS = 0, /* means of neighbouring queries against every key */
   SPARGE_PREDICT_PAPER = 1 /* the paper's rule: mean of the query block against mean of the key block */
@@ -117,7 +131,7 @@ typedef enum sparge_mask_type {
 /* Thresholds of one query head (docs/algorithm.md). */
 typedef struct sparge_head_params {
   double theta;   /* a block is self-similar iff its similarity > theta; < 0 switches the fallback off */
-  double tau;     /* SELECT_CDF: mass to keep, 0..1 */
+  double tau;     /* SELECT_CDF: mass to keep; SELECT_FLOOR: see there; 0..1 */
   double topk;    /* SELECT_TOPK: fraction to keep, 0..1 */
   double pv_skip; /* lambda, >= 0, natural-log units; SPARGE_PV_SKIP_OFF (infinity) = never skip */
 } sparge_head_params;
@@ -159,6 +173,16 @@ typedef struct sparge_plan_desc {
   sparge_predictor predictor;
   const sparge_precision* head_precision; /* q_heads entries instead of `precision`; NULL = none; copied */
   sparge_calibration* calibration;        /* iff SELECT_AUTO; must outlive the plan, and may serve several plans */
+
+  /* Tokens of images and videos: grid T, H, W, in raster order (t * H * W + y * W + x), with text_tokens tokens before
+   * it or, if text_after is 1, after it. Blocks are then made of tokens that follow one another on a Hilbert curve
+   * through the grid (sparge_token_order); the text tokens stay where they are. Inputs and outputs keep the caller's
+   * order, and the result is that of the raster order up to rounding and selection; block maps, given or returned, are
+   * in the order of the curve. All 0 = off. Needs q_tokens = kv_tokens = text_tokens + T * H * W, and neither causal,
+   * window, mask, alibi_slopes nor offsets. */
+  int64_t grid[3];
+  int64_t text_tokens;
+  int32_t text_after;
 } sparge_plan_desc;
 
 typedef struct sparge_plan sparge_plan;
@@ -208,6 +232,7 @@ typedef struct sparge_stats {
   int32_t threads;
   const char* isa;
   double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms;
+  double measure_ms; /* samples for the calibration of SELECT_AUTO */
 } sparge_stats;
 
 typedef struct sparge_run_args {

@@ -71,6 +71,9 @@ struct QueryBlock {
   const float* shift;   // per row: what centring the keys took from the score, log2 units; NaN = the row is not finite
   int64_t first;        // index of row 0 in its sequence
   int count;            // 1..kBlockQ
+  int64_t step = 1;     // from row to row: pooled queries stand for so many each, at the position of their last one
+
+  int64_t Position(int64_t row) const { return first + row * step; }
 };
 
 // When the second half of a value block's bits is worth its product. One token much smaller than the others of its
@@ -95,7 +98,8 @@ struct KeyValueBlocks {
   int64_t channels;  // v_dim rounded up to kChannelAlign
 };
 
-// Instead of packed blocks: all tokens of one sequence and kv head as they are, for the direct kernel.
+// Instead of packed blocks: all tokens of one sequence and kv head as they are, for the direct kernel. They have no
+// order.
 struct DirectTokens {
   TokenRows keys, values;
 };
@@ -129,6 +133,16 @@ struct KernelArgs {
   int64_t kept_count;
   float skip;  // lambda in log2 units; infinity = never skip
   RowState state;
+  uint8_t* pv_groups;  // result, per key block: row groups whose PV was computed, of kept ones only; NULL = not wanted
+};
+
+// Where Masses puts its results, per row of the query block: for each key block b of `blocks`
+//   mass(r,b) = sum over the visible keys j of b of 2^(s(r,j) - max over all j of s(r,j))
+struct MassArgs {
+  Range blocks;
+  float* mass;     // row r, block b: [r * stride + b]
+  float* top;      // the same; scratch
+  int64_t stride;  // at least blocks.end
 };
 
 // Writes `count` finished rows: o / l, in the output's type.
@@ -139,19 +153,23 @@ struct FinishArgs {
   float value_unit;  // values were divided by this power of two
   std::byte* out;
   sparge_dtype dtype;
-  int64_t token_stride;  // elements
+  int64_t token_stride;            // elements
+  const int32_t* order = nullptr;  // row r goes to place order[r]; NULL: to place r
 };
 
 // The kernels of one instruction set.
 struct KernelOps {
   const char* int8_text;  // the int8 arithmetic in words
   int group_rows;         // rows that the PV skip decides for together
+  int pass_rows;          // rows that meet a tile together, whole groups; the most that `masses` takes
   int panel_lanes;        // lanes of packed keys and values that lie together
   QuantGrid grid[3];      // by sparge_precision
   // Returns how many row groups were PV-skipped. One function per precision.
   int64_t (*attend[3])(const KernelArgs&);
   // The same in fp32 straight from the tensors; of `blocks` it reads `channels` only.
   int64_t (*attend_direct)(const KernelArgs&);
+  // Of `args`: query, blocks (keys only) and rule, without mask. One function per precision.
+  void (*masses[3])(const KernelArgs& args, const MassArgs& to);
   void (*finish)(const FinishArgs&);
 };
 

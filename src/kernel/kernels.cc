@@ -9,6 +9,7 @@
 // Must come after foreach_target.
 #include <hwy/highway.h>
 
+#include "src/kernel/mass-inl.h"
 #include "src/kernel/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -47,17 +48,20 @@ void Finish(const FinishArgs& args) {
       hn::Store(hn::Add(hn::Max(hn::Min(value, limit), hn::Neg(limit)), hn::Sub(sum, sum)), d, row + c);
     }
     if (std::isnan(l)) std::fill_n(row, args.channels, l);
+    const int64_t place = args.order == nullptr ? r : args.order[r];
     StoreRow(row, args.v_dim, args.dtype,
-             args.out + r * args.token_stride * static_cast<int64_t>(DtypeBytes(args.dtype)));
+             args.out + place * args.token_stride * static_cast<int64_t>(DtypeBytes(args.dtype)));
   }
 }
 
 inline constexpr KernelOps kKernelOps{kInt8Text,
                                       kGroup,
+                                      kPassRows,
                                       kPanelLanes,
                                       {PrecisionF32::kGrid, PrecisionI16::kGrid, PrecisionI8::kGrid},
                                       {&Attend<PrecisionF32>, &Attend<PrecisionI16>, &Attend<PrecisionI8>},
                                       &Attend<PrecisionDirect>,
+                                      {&Masses<PrecisionF32>, &Masses<PrecisionI16>, &Masses<PrecisionI8>},
                                       &Finish};
 
 }  // namespace HWY_NAMESPACE

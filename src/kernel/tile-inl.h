@@ -40,6 +40,11 @@ struct RowSums {
 struct GroupView {
   Range any, all;
 };
+HWY_INLINE GroupView ViewOf(const KernelArgs& args, int group) {
+  const int64_t first = args.query.Position(group * kGroup);
+  const int64_t last = args.query.Position(std::min((group + 1) * kGroup, args.query.count) - 1);
+  return {args.rule.visible.KeysOfAny(first, last), args.rule.visible.KeysOfAll(first, last)};
+}
 
 // QK: scores of rows against one key block, log2 units.
 template <class P>
@@ -320,16 +325,13 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
   RowSums sums;
   GroupView views[kMaxGroups];
   const int count = args.query.count;
-  for (int g = 0; g * kGroup < count; ++g) {
-    const int64_t first = args.query.first + g * kGroup;
-    const int64_t last = args.query.first + std::min((g + 1) * kGroup, count) - 1;
-    views[g] = {args.rule.visible.KeysOfAny(first, last), args.rule.visible.KeysOfAll(first, last)};
-  }
+  for (int g = 0; g * kGroup < count; ++g) views[g] = ViewOf(args, g);
   std::fill_n(sums.m, kBlockQ + kPassRows, kMinusInf);
   std::fill_n(sums.l, kBlockQ + kPassRows, 0.0f);
   std::memset(args.state.o, 0, sizeof(float) * static_cast<size_t>(count * args.blocks.channels));
   int64_t skipped = 0;
   for (int64_t i = 0; i < args.kept_count; ++i) {
+    const int64_t skipped_before = skipped;
     for (int row = 0; row < count; row += kPassRows) {
       pass.row = row;
       pass.rows = std::min(kPassRows, count - row);
@@ -341,6 +343,9 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
       if (judged.matters == 0) continue;
       MoveMaxima(pass, sums.m + row);
       Accumulate(args, args.kept[i], judged.matters, pass, sums.l + row);
+    }
+    if (args.pv_groups != nullptr) {
+      args.pv_groups[args.kept[i]] = static_cast<uint8_t>(CeilDiv(count, kGroup) - (skipped - skipped_before));
     }
   }
   std::copy_n(sums.m, count, args.state.m);

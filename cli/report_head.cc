@@ -1,0 +1,156 @@
+// report_head.cc - measures one head for a report, and draws its tiles.
+#include "cli/report_head.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace sparge::cli {
+namespace {
+
+constexpr int kRounds = 3;  // best of so many times
+constexpr double kTaus[] = {0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999};
+constexpr double kTopks[] = {0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9};
+
+std::span<const double> SweptValues(sparge_select select) {
+  if (select == SPARGE_SELECT_CDF) return kTaus;
+  if (select == SPARGE_SELECT_TOPK) return kTopks;
+  return {};
+}
+
+// A plan with its result and its best time.
+class Timed {
+ public:
+  Timed(const Context& context, const PlanDesc& desc, const RunArgs& args) : plan_(context, desc), args_(args) {
+    args_.o = OutputView(o_, desc);
+    args_.stats = &stats_;
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+  void Run() {
+    plan_.Run(args_);
+    best_ms_ = std::min(best_ms_, stats_.total_ms);
+  }
+  double best_ms() const { return best_ms_; }
+  const Stats& stats() const { return stats_; }
+  const std::vector<float>& o() const { return o_; }
+
+ private:
+  Plan plan_;
+  RunArgs args_;
+  Stats stats_;
+  std::vector<float> o_;
+  double best_ms_ = std::numeric_limits<double>::infinity();
+};
+
+std::span<const uint8_t> Part(const std::vector<uint8_t>& tiles, int64_t head, size_t size) {
+  return std::span(tiles).subspan(static_cast<size_t>(head) * size, size);
+}
+
+}  // namespace
+
+const char* SweptParameter(sparge_select select) {
+  return select == SPARGE_SELECT_CDF ? "tau" : select == SPARGE_SELECT_TOPK ? "topk" : "";
+}
+
+FileReporter::FileReporter(const Context& context, const Problem& problem)
+    : context_(context), problem_(problem), checker_(context, problem) {
+  Predict();
+}
+
+// Which tiles are visible at all, and what stage 1 thinks of them.
+void FileReporter::Predict() {
+  const auto tiles = static_cast<size_t>(heads() * Grid().rows * Grid().columns);
+  Stats stats;
+  RunArgs args = problem_.args;
+  PlanDesc all = problem_.desc;
+  all.select = SPARGE_SELECT_ALL;
+  visible_.resize(tiles + 1);
+  args.map = nullptr;
+  args.map_out = visible_.data();
+  args.stats = &stats;
+  Plan(context_, all).Predict(args);
+  group_rows_ = stats.group_rows;
+  if (*SweptParameter(problem_.desc.select) == '\0') return;
+  constexpr float kNone = -1;
+  predicted_.assign(tiles + 1, kNone);
+  args = problem_.args;
+  args.mass_out = predicted_.data();
+  Plan(context_, problem_.desc).Predict(args);
+  if (std::count(predicted_.begin(), predicted_.end(), kNone) > 1) predicted_.clear();
+}
+
+void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const {
+  PlanDesc fp32 = slice.desc;
+  fp32.precision = SPARGE_FP32;
+  fp32.select = SPARGE_SELECT_ALL;
+  fp32.params.pv_skip = SPARGE_PV_SKIP_OFF;
+  RunArgs fp32_args = slice.args;
+  fp32_args.map = nullptr;
+  Timed dense(context_, fp32, fp32_args), sparse(context_, slice.desc, slice.args);
+  // In turns, so that a busy moment of the machine does not hit one of them only.
+  for (int round = 0; round < kRounds; ++round) {
+    dense.Run();
+    sparse.Run();
+  }
+  report.dense_ms = dense.best_ms();
+  report.sparse_ms = sparse.best_ms();
+}
+
+std::vector<FrontierPoint> FileReporter::Frontier(const HeadProblem& slice, const std::vector<float>& dense) const {
+  std::vector<FrontierPoint> points;
+  PlanDesc desc = slice.desc;
+  for (const double value : SweptValues(desc.select)) {
+    (desc.select == SPARGE_SELECT_CDF ? desc.params.tau : desc.params.topk) = value;
+    Timed run(context_, desc, slice.args);
+    run.Run();
+    ErrorSums errors;
+    errors.Add(run.o(), dense);
+    points.push_back({value, Sparsity(run.stats().total), errors.RelativeL1()});
+  }
+  return points;
+}
+
+std::vector<Panel> FileReporter::Draw(int64_t head, const std::vector<float>& mass) const {
+  const TileGrid grid = Grid();
+  const auto tiles = static_cast<size_t>(grid.rows * grid.columns);
+  if (tiles == 0) return {};
+  const std::span<const uint8_t> visible = Part(visible_, head, tiles);
+  const std::span<const uint8_t> kept = checker_.Kept(head), groups = checker_.PvGroups(head);
+  std::vector<Tile> chosen(tiles), products(tiles);
+  for (size_t t = 0; t < tiles; ++t) {
+    const int64_t first = static_cast<int64_t>(t) / grid.columns * SPARGE_BLOCK_Q;
+    const int64_t rows = std::min<int64_t>(SPARGE_BLOCK_Q, problem_.desc.q_tokens - first);
+    const int64_t all_groups = (rows + group_rows_ - 1) / group_rows_;
+    const Tile left_out = visible[t] == 0 ? Tile::kHidden : Tile::kDropped;
+    chosen[t] = kept[t] != 0 ? Tile::kKept : mass[t] >= kMissedMass ? Tile::kMissed : left_out;
+    products[t] = kept[t] == 0             ? left_out
+                  : groups[t] == 0         ? Tile::kSkipped
+                  : groups[t] < all_groups ? Tile::kPartlySkipped
+                                           : Tile::kKept;
+  }
+  std::vector<Panel> panels = {{"true", DrawMasses(grid, mass, visible)}};
+  if (!predicted_.empty()) {
+    const auto guess = std::span(predicted_).subspan(static_cast<size_t>(head) * tiles, tiles);
+    panels.push_back({"predicted", DrawMasses(grid, guess, visible)});
+  }
+  panels.push_back({"kept", DrawTiles(grid, chosen)});
+  panels.push_back({"pv", DrawTiles(grid, products)});
+  return panels;
+}
+
+HeadReport FileReporter::Measure(int64_t head) const {
+  const PlanDesc& desc = problem_.desc;
+  HeadReport report;
+  report.batch = head / desc.q_heads;
+  report.head = head % desc.q_heads;
+  HeadTruth truth;
+  report.errors = checker_.Compare(head, truth);
+  const HeadProblem slice = SliceHead(problem_, report.batch, report.head);
+  TimeHead(slice, report);
+  report.frontier = Frontier(slice, truth.o);
+  report.panels = Draw(head, truth.mass);
+  return report;
+}
+
+}  // namespace sparge::cli

@@ -1,0 +1,60 @@
+// report_head.h - what a report says of one head: errors, times, the trade of sparsity against error, and pictures.
+#ifndef SPARGE_CLI_REPORT_HEAD_H_
+#define SPARGE_CLI_REPORT_HEAD_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/checker.h"
+#include "cli/problem.h"
+#include "cli/report_picture.h"
+
+namespace sparge::cli {
+
+// The parameter that a report varies, because it trades sparsity for error; "" if the selection has none.
+const char* SweptParameter(sparge_select select);
+
+// The shipped path with another value of the swept parameter.
+struct FrontierPoint {
+  double value = 0;
+  double sparsity = 0, relative_l1 = 0;
+};
+
+struct Panel {
+  const char* name;  // "true", "predicted", "kept", "pv"
+  Image image;
+};
+
+struct HeadReport {
+  int64_t batch = 0, head = 0;
+  StageErrors errors;
+  double dense_ms = 0, sparse_ms = 0;  // this head alone: dense fp32, and the shipped path
+  std::vector<FrontierPoint> frontier;
+  std::vector<Panel> panels;  // empty if there are no tiles; without "predicted" if nothing was predicted
+};
+
+// All heads of one problem.
+class FileReporter {
+ public:
+  FileReporter(const Context& context, const Problem& problem);
+  int64_t heads() const { return checker_.heads(); }
+  HeadReport Measure(int64_t head) const;
+
+ private:
+  TileGrid Grid() const { return {problem_.q_blocks(), problem_.k_blocks()}; }
+  void Predict();
+  void TimeHead(const HeadProblem& slice, HeadReport& report) const;
+  std::vector<FrontierPoint> Frontier(const HeadProblem& slice, const std::vector<float>& dense) const;
+  std::vector<Panel> Draw(int64_t head, const std::vector<float>& mass) const;
+
+  const Context& context_;
+  const Problem& problem_;
+  Checker checker_;
+  int64_t group_rows_ = 1;
+  std::vector<uint8_t> visible_;  // by tile, all heads
+  std::vector<float> predicted_;  // likewise; empty if nothing was predicted
+};
+
+}  // namespace sparge::cli
+#endif  // SPARGE_CLI_REPORT_HEAD_H_
