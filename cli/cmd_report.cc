@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 
+#include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
@@ -60,8 +61,10 @@ std::string LayerOf(const Problem& problem, const std::string& path, const std::
   return "";
 }
 
-FileReport ReportFile(const Context& context, const Options& options, const std::string& path, Progress& progress) {
-  const Problem problem = LoadProblem(Verb::kReport, options, path);
+FileReport ReportFile(const Context& context, const Options& options, const HeadChooser& chooser,
+                      const std::string& path, Progress& progress) {
+  Problem problem = LoadProblem(Verb::kReport, options, path);
+  chooser.Choose(context, path, problem);
   FileReport report;
   report.path = path.empty() ? options.q : path;
   report.sample = fs::path(report.path).stem().string();
@@ -71,7 +74,7 @@ FileReport ReportFile(const Context& context, const Options& options, const std:
   report.queries = problem.desc.q_tokens;
   report.keys = problem.desc.kv_tokens;
   AddParameters(report.parameters, problem);
-  report.swept = SweptParameter(problem.desc.select);
+  report.swept = SweptParameter(problem);
   const FileReporter reporter(context, problem);
   for (int64_t head = 0; head < reporter.heads(); ++head) {
     report.heads.push_back(reporter.Measure(head));
@@ -140,12 +143,14 @@ int Report(const ReportOptions& options) {
   CheckOptions(Verb::kReport, common);
   const std::vector<std::string> sources = InputFiles(common);
   CheckPlaces(options, sources);
+  const HeadChooser chooser(common);
   const Context context(common.threads);
   int64_t heads = 0;
   std::string notes;
   // All inputs are read once before the slow part, so that a bad one is refused at once.
   for (const std::string& source : sources) {
-    const Problem problem = LoadProblem(Verb::kReport, common, source);
+    Problem problem = LoadProblem(Verb::kReport, common, source);
+    chooser.TakePreset(source, problem);
     heads += problem.desc.batch * problem.desc.q_heads;
     notes += NotesText(problem, source);
   }
@@ -153,7 +158,7 @@ int Report(const ReportOptions& options) {
   std::vector<FileReport> reports;
   {
     Progress progress("measuring heads", heads);
-    for (const std::string& source : sources) reports.push_back(ReportFile(context, common, source, progress));
+    for (const std::string& source : sources) reports.push_back(ReportFile(context, common, chooser, source, progress));
   }
   const Json data = ReportJson(context, reports, true);
   Files files;

@@ -11,10 +11,15 @@ constexpr int kRounds = 3;  // best of so many times
 constexpr double kTaus[] = {0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999};
 constexpr double kTopks[] = {0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9};
 
-std::span<const double> SweptValues(sparge_select select) {
-  if (select == SPARGE_SELECT_CDF) return kTaus;
-  if (select == SPARGE_SELECT_TOPK) return kTopks;
+std::span<const double> SweptValues(const Problem& problem) {
+  const std::string swept = SweptParameter(problem);
+  if (swept == "tau") return kTaus;
+  if (swept == "topk") return kTopks;
   return {};
+}
+
+bool Predicts(sparge_select select) {
+  return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK || select == SPARGE_SELECT_FLOOR;
 }
 
 // A plan with its result and its best time.
@@ -49,7 +54,9 @@ std::span<const uint8_t> Part(const std::vector<uint8_t>& tiles, int64_t head, s
 
 }  // namespace
 
-const char* SweptParameter(sparge_select select) {
+const char* SweptParameter(const Problem& problem) {
+  if (problem.per_head) return "";
+  const sparge_select select = problem.desc.select;
   return select == SPARGE_SELECT_CDF ? "tau" : select == SPARGE_SELECT_TOPK ? "topk" : "";
 }
 
@@ -71,7 +78,7 @@ void FileReporter::Predict() {
   args.stats = &stats;
   Plan(context_, all).Predict(args);
   group_rows_ = stats.group_rows;
-  if (*SweptParameter(problem_.desc.select) == '\0') return;
+  if (!Predicts(problem_.desc.select)) return;
   constexpr float kNone = -1;
   predicted_.assign(tiles + 1, kNone);
   args = problem_.args;
@@ -85,6 +92,8 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
   fp32.precision = SPARGE_FP32;
   fp32.select = SPARGE_SELECT_ALL;
   fp32.params.pv_skip = SPARGE_PV_SKIP_OFF;
+  fp32.heads = nullptr;
+  fp32.head_precision = nullptr;
   RunArgs fp32_args = slice.args;
   fp32_args.map = nullptr;
   Timed dense(context_, fp32, fp32_args), sparse(context_, slice.desc, slice.args);
@@ -100,7 +109,7 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
 std::vector<FrontierPoint> FileReporter::Frontier(const HeadProblem& slice, const std::vector<float>& dense) const {
   std::vector<FrontierPoint> points;
   PlanDesc desc = slice.desc;
-  for (const double value : SweptValues(desc.select)) {
+  for (const double value : SweptValues(problem_)) {
     (desc.select == SPARGE_SELECT_CDF ? desc.params.tau : desc.params.topk) = value;
     Timed run(context_, desc, slice.args);
     run.Run();

@@ -4,12 +4,33 @@ import json
 
 import numpy as np
 
-from cases import Case, call, structured, write_safetensors
+from cases import Case, call, noise, segments, smooth, write_safetensors
 
 
-def tensors(r, heads=2, kv_heads=1, tokens=768, dim=32, strength=10.0):
-    """q, k, v (H, N, D) whose heads attend to runs of alike tokens."""
-    return [x[0] for x in structured(r, 1, heads, kv_heads, tokens, tokens, dim, strength=strength)]
+class Model:
+    """Heads that attend to runs of alike tokens. What a model learned (the kinds) is the same in all its samples."""
+
+    def __init__(self, r, heads=2, kv_heads=1, dim=32, kinds=8, strength=10.0):
+        self.group = heads // kv_heads
+        self.gain = np.sqrt(strength / np.sqrt(dim))
+        # At right angles, or chance would make some kinds alike, and one sample with many of them unlike the others.
+        directions = np.linalg.qr(r.standard_normal((kv_heads, dim, dim)))[0][:, :kinds]
+        self.kinds = self.gain * np.sqrt(dim) * directions
+        self.values = r.standard_normal((kv_heads, kinds, dim))
+
+    def sample(self, r, tokens=768):
+        """q, k, v (H, N, D)."""
+        heads, kinds, dim = self.kinds.shape
+        labels = segments(r, tokens, kinds, shortest=32, longest=96)
+        wobble = 0.5 * self.gain
+        k = self.kinds[:, labels] + wobble * smooth(r, 1, heads, tokens, dim)[0]
+        q = np.repeat(self.kinds, self.group, axis=0)[:, labels]
+        q = q + wobble * smooth(r, 1, heads * self.group, tokens, dim)[0]
+        return q, k, self.values[:, labels] + noise(r, heads, tokens, dim)
+
+
+def tensors(r, tokens=768, **model):
+    return Model(r, **model).sample(r, tokens)
 
 
 def write_capture(path, q, k, v, causal=False):

@@ -65,6 +65,13 @@ class Presets(PresetCase):
         self.assertIn("passed", self.good("check", "--preset", self.preset, self.path("captures")).stdout)
         self.refused("check", "--preset", self.preset, "--tensors", self.file, says=("--layer",))
 
+    def test_report_takes_presets(self):
+        args = ("report", "--preset", self.preset, self.path("captures"), "-o", self.path("r.html"), "--json")
+        report = json.loads(self.good(*args).stdout)
+        self.assertEqual([h["sparsity"] == 0 for h in report["heads"]], [False, True, False])
+        self.assertEqual(report["swept"], "")
+        self.refused(*args, "--tau", "0.9", says=("--tau", "--preset"))
+
     def test_check_fails_beyond_the_bounds(self):
         """One of three heads beyond 1.2 times the bound is more than 5 %; at 1.1 times the bound it is fine."""
         args = ("check", self.path("captures"), "--json", "--preset")
