@@ -88,7 +88,7 @@ void SetHeads(const std::vector<io::PresetHead>& heads, Problem& problem) {
   problem.per_head = std::move(per_head);
   problem.desc.heads = problem.per_head->params.data();
   problem.desc.head_precision = problem.per_head->precision.data();
-  problem.desc.select = SPARGE_SELECT_CDF;
+  problem.desc.select = SPARGE_SELECT_FLOOR;
   problem.desc.calibration = nullptr;
 }
 

@@ -96,9 +96,9 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
   const std::string group = "Sparsity";
   AddChoice(app, "--precision", "arithmetic; default int8", {"fp32", "int16", "int8"},
             [&options](const std::string& text) { options.precision = text; });
-  AddChoice(app, "--select", "which tiles to compute; default cdf", {"all", "cdf", "topk", "map", "auto"},
+  AddChoice(app, "--select", "which tiles to compute; default cdf", {"all", "cdf", "topk", "floor", "map", "auto"},
             [&options](const std::string& text) { options.select = text; });
-  AddNumber(app, "--tau", "cdf: predicted mass to keep; default 0.98", group, options.tau, 0, 1);
+  AddNumber(app, "--tau", "cdf: predicted mass to keep; floor: see docs/predictor.md; default 0.98", group, options.tau, 0, 1);
   AddNumber(app, "--topk", "topk: fraction of visible tiles to keep; default 0.5", group, options.topk, 0, 1);
   AddNumber(app, "--theta", "blocks less self-similar than this are kept whole; default 0.3, below 0 = off", group,
             options.theta, -kLargest, kLargest);
@@ -109,7 +109,7 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
               if (*options.pv_skip < 0) throw UsageError("--pv-skip: " + Quoted(text) + " is negative");
             });
   }
-  AddChoice(app, "--predictor", "how cdf, topk and auto guess the mass of a tile; default keys", {"keys", "paper"},
+  AddChoice(app, "--predictor", "how cdf, topk and floor guess the mass of a tile; default keys", {"keys", "paper"},
             [&options](const std::string& text) { options.predictor = text; });
   CLI::Option* sink = app.add_flag_function(
       "--sink", [&options](int64_t) { options.sink = true; }, "always keep the first key block; default when causal");
@@ -233,11 +233,11 @@ void CheckOptions(Verb verb, const Options& o) {
   CheckPreset(o);
   CheckAuto(o);
   const std::string select = o.Select();
-  const bool predicted = select == "cdf" || select == "topk";
+  const bool predicted = select == "cdf" || select == "topk" || select == "floor";
   const std::string with = " has no meaning with --select " + select;
   if (!o.map.empty() && select != "map") throw UsageError("--map " + o.map + with);
   if (o.map.empty() && select == "map") throw UsageError("--select map needs --map");
-  if (o.tau && select != "cdf") throw UsageError("--tau" + with);
+  if (o.tau && select != "cdf" && select != "floor") throw UsageError("--tau" + with);
   if (o.topk && select != "topk") throw UsageError("--topk" + with + "; give --select topk");
   if (o.theta && !predicted) throw UsageError("--theta" + with);
   const bool guesses = predicted || select == "auto";

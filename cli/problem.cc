@@ -170,11 +170,12 @@ void DescribeSparsity(const Options& options, Problem& problem) {
   const std::string select = options.Select();
   const std::string precision = options.precision.value_or("int8");
   desc.precision = precision == "fp32" ? SPARGE_FP32 : precision == "int16" ? SPARGE_INT16 : SPARGE_INT8;
-  desc.select = select == "all"    ? SPARGE_SELECT_ALL
-                : select == "topk" ? SPARGE_SELECT_TOPK
-                : select == "map"  ? SPARGE_SELECT_MAP
-                : select == "auto" ? SPARGE_SELECT_AUTO
-                                   : SPARGE_SELECT_CDF;
+  desc.select = select == "all"     ? SPARGE_SELECT_ALL
+                : select == "topk"  ? SPARGE_SELECT_TOPK
+                : select == "map"   ? SPARGE_SELECT_MAP
+                : select == "auto"  ? SPARGE_SELECT_AUTO
+                : select == "floor" ? SPARGE_SELECT_FLOOR
+                                    : SPARGE_SELECT_CDF;
   if (options.predictor) desc.predictor = *options.predictor == "paper" ? SPARGE_PREDICT_PAPER : SPARGE_PREDICT_KEYS;
   if (options.tau) desc.params.tau = *options.tau;
   if (options.topk) desc.params.topk = *options.topk;

@@ -127,7 +127,7 @@ PresetMeasured ReadMeasured(const Json& json, std::string_view file, const std::
 }
 
 PresetHead ReadHead(const Json& json, std::string_view file, const std::string& where, int64_t index) {
-  constexpr std::pair<const char*, bool> kSelects[] = {{"cdf", false}, {"all", true}};
+  constexpr std::pair<const char*, bool> kSelects[] = {{"floor", false}, {"all", true}};
   const Fields fields(json, file, where, {"head", "precision", "select", "theta", "tau", "pv_skip", "measured"});
   if (fields.Integer("head", 0, kMost) != index) {
     fields.Fail("head", std::to_string(index) + ": heads are listed in order, each once");
@@ -185,7 +185,7 @@ Ordered HeadJson(const PresetHead& head, size_t index) {
   const PresetMeasured& m = head.measured;
   return {{"head", index},
           {"precision", PrecisionName(head.precision)},
-          {"select", head.dense ? "all" : "cdf"},
+          {"select", head.dense ? "all" : "floor"},
           {"theta", head.params.theta},
           {"tau", head.params.tau},
           {"pv_skip", std::isinf(head.params.pv_skip) ? Ordered("off") : Ordered(head.params.pv_skip)},

@@ -141,8 +141,8 @@ TEST(Preset, RefusesHeads) {
   const std::string head = "layer 'model.layers.0': head 0: ";
   ExpectRefused("\"head\":0", "\"head\":1", {head, "'head'", "'1'"});
   ExpectRefused("\"int8\"", "\"int4\"", {head, "'precision'", "int4"});
-  ExpectRefused("\"cdf\"", "\"topk\"", {head, "'select'", "topk"});
-  ExpectRefused("\"cdf\"", "\"all\"", {head, "'tau'", "'0.9'"});
+  ExpectRefused("\"floor\"", "\"topk\"", {head, "'select'", "topk"});
+  ExpectRefused("\"floor\"", "\"all\"", {head, "'tau'", "'0.9'"});
   ExpectRefused("\"theta\":0.3", "\"theta\":\"0.3\"", {head, "'theta'", "0.3"});
   ExpectRefused("\"tau\":0.9", "\"tau\":1.1", {head, "'tau'", "'1.1'"});
   ExpectRefused("\"tau\":0.9", "\"tau\":null", {head, "'tau'", "'null'"});
