@@ -71,8 +71,8 @@ std::string LayerOf(const std::string& file) {
 io::PresetHead ChosenHead(const HeadEstimate& estimate) {
   io::PresetHead head;
   head.precision = estimate.precision;
-  head.dense = estimate.state != SPARGE_HEAD_SPARSE;
-  if (head.dense) return head;
+  if (estimate.state != SPARGE_HEAD_SPARSE) return head;
+  head.select = SPARGE_SELECT_FLOOR;  // the rule of SELECT_AUTO
   head.params = estimate.params;
   // Beyond these limits nothing changes: similarities lie between 0 and 1.
   head.params.theta = head.params.theta < 0 ? -1 : std::min(head.params.theta, 1.0);
@@ -81,14 +81,15 @@ io::PresetHead ChosenHead(const HeadEstimate& estimate) {
 
 void SetHeads(const std::vector<io::PresetHead>& heads, Problem& problem) {
   PerHead per_head;
+  problem.desc.select = SPARGE_SELECT_FLOOR;  // for dense heads alone any rule will do
   for (const io::PresetHead& head : heads) {
+    if (!head.dense()) problem.desc.select = head.select;
     per_head.params.push_back(head.params);
     per_head.precision.push_back(head.precision);
   }
   problem.per_head = std::move(per_head);
   problem.desc.heads = problem.per_head->params.data();
   problem.desc.head_precision = problem.per_head->precision.data();
-  problem.desc.select = SPARGE_SELECT_FLOOR;
   problem.desc.calibration = nullptr;
 }
 

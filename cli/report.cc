@@ -32,8 +32,8 @@ const char* SelectName(sparge_select select) {
   return "";
 }
 
-bool TakesTau(const PlanDesc& desc) { return desc.select == SPARGE_SELECT_CDF || desc.select == SPARGE_SELECT_FLOOR; }
-bool Predicted(const PlanDesc& desc) { return TakesTau(desc) || desc.select == SPARGE_SELECT_TOPK; }
+bool HasTau(const PlanDesc& desc) { return desc.select == SPARGE_SELECT_CDF || desc.select == SPARGE_SELECT_FLOOR; }
+bool Predicted(const PlanDesc& desc) { return HasTau(desc) || desc.select == SPARGE_SELECT_TOPK; }
 bool Uniform(const Problem& problem) { return !problem.per_head; }
 const char* SelectName(const Problem& problem) {
   if (Uniform(problem)) return SelectName(problem.desc.select);
@@ -97,7 +97,7 @@ Json Shapes(const Problem& problem) {
 
 std::string UniformText(const PlanDesc& desc) {
   std::string text = std::string(io::PrecisionName(desc.precision)) + ", " + SelectName(desc.select);
-  if (TakesTau(desc)) text += Format(" tau %g", desc.params.tau);
+  if (HasTau(desc)) text += Format(" tau %g", desc.params.tau);
   if (desc.select == SPARGE_SELECT_TOPK) text += Format(" %g", desc.params.topk);
   if (Predicted(desc)) text += Format(" theta %g", desc.params.theta);
   return text + (std::isinf(desc.params.pv_skip) ? ", pv-skip off" : Format(", pv-skip %g", desc.params.pv_skip));
@@ -132,7 +132,7 @@ void AddParameters(Json& json, const Problem& problem) {
   json["precision"] = uniform ? Json(io::PrecisionName(desc.precision)) : none;
   json["select"] = SelectName(problem);
   json["predictor"] = Predicted(desc) ? Json(io::PredictorName(desc.predictor)) : none;
-  json["tau"] = uniform && TakesTau(desc) ? Json(desc.params.tau) : none;
+  json["tau"] = uniform && HasTau(desc) ? Json(desc.params.tau) : none;
   json["topk"] = desc.select == SPARGE_SELECT_TOPK ? Json(desc.params.topk) : none;
   json["theta"] = uniform && Predicted(desc) ? Json(desc.params.theta) : none;
   json["pv_skip"] = uniform ? PvSkip(desc.params) : none;

@@ -20,7 +20,8 @@ namespace {
 constexpr int kPasses = 2;  // of the calibration: theta and tau, then lambda
 // Share of a dense run that a pass may take. A single sample is also verified in full, which needs most of the time.
 constexpr double kEffort = 0.25, kEffortSingle = 0.15;
-constexpr double kMostWork = 2.5;  // dense passes, so that 3 hold with what is not counted here
+constexpr double kEffortAgain = 0.1;  // for lambda of heads with other bounds
+constexpr double kMostWork = 2.5;     // dense passes, so that 3 hold with what is not counted here
 constexpr int kMostTightened = 2;
 constexpr double kLargestSample = 1.15;  // of several samples one may lie this far beyond the bound, the mean may not
 constexpr double kRoom = 0.8;            // error below this share of the bound: there may be a sparser setting
@@ -54,7 +55,7 @@ double Mean(const std::vector<double>& values) {
 }
 
 bool SameSetting(const io::PresetHead& a, const io::PresetHead& b) {
-  return a.precision == b.precision && a.dense == b.dense && a.params.theta == b.params.theta &&
+  return a.precision == b.precision && a.select == b.select && a.params.theta == b.params.theta &&
          a.params.tau == b.params.tau && a.params.pv_skip == b.params.pv_skip;
 }
 
@@ -106,14 +107,17 @@ LayerTuner::LayerTuner(const Context& context, const LayerCaptures& layer, const
 }
 
 io::PresetLayer LayerTuner::Tune() {
-  Calibrate();
+  for (int pass = 0; pass < kPasses; ++pass) {
+    Calibrate(split_.held_out ? kEffort : kEffortSingle);
+    progress_.Step(layer_.q_heads * static_cast<int64_t>(split_.tuning.size()));
+  }
   for (int64_t i = 0; i < layer_.q_heads; ++i) {
     Head& head = heads_[static_cast<size_t>(i)];
     head.l1 = bounds_.l1;
     head.l2 = bounds_.l2;
     head.setting = ChosenHead(calibration_->Head(i));
     head.passed = Dense(head.setting);
-    if (!head.setting.dense) continue;
+    if (!head.setting.dense()) continue;
     Settle(i);
     progress_.Step(kVerifySteps * static_cast<int64_t>(split_.verified.size()));
   }
@@ -123,6 +127,7 @@ io::PresetLayer LayerTuner::Tune() {
     for (int64_t i = 0; i < layer_.q_heads; ++i) {
       if (open(heads_[static_cast<size_t>(i)])) Decide(i);
     }
+    if (std::any_of(heads_.begin(), heads_.end(), open)) MeasureSkipsAnew();
   }
   MeasureTime();
   return Result();
@@ -144,21 +149,28 @@ Problem LayerTuner::Load(size_t sample) const {
   return problem;
 }
 
-void LayerTuner::Calibrate() {
-  const double effort = split_.held_out ? kEffort : kEffortSingle;
-  for (int pass = 0; pass < kPasses; ++pass) {
-    for (const size_t sample : split_.tuning) {
-      Problem problem = Load(sample);
-      problem.desc.select = SPARGE_SELECT_AUTO;
-      problem.desc.calibration = calibration_->get();
-      between_();
-      const auto start = std::chrono::steady_clock::now();
-      Plan(context_, problem.desc).Calibrate(problem.args, effort);
-      const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-      spent_.ms += time.count();
-      work_ += effort * static_cast<double>(layer_.samples[sample].tiles * layer_.q_heads);
-      progress_.Step(layer_.q_heads);
-    }
+void LayerTuner::Calibrate(double effort) {
+  for (const size_t sample : split_.tuning) {
+    Problem problem = Load(sample);
+    problem.desc.select = SPARGE_SELECT_AUTO;
+    problem.desc.calibration = calibration_->get();
+    between_();
+    const auto start = std::chrono::steady_clock::now();
+    Plan(context_, problem.desc).Calibrate(problem.args, effort);
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+    spent_.ms += time.count();
+    work_ += effort * static_cast<double>(layer_.samples[sample].tiles * layer_.q_heads);
+  }
+}
+
+// What is known of lambda holds for one theta and tau only, and heads that are still open have new ones.
+void LayerTuner::MeasureSkipsAnew() {
+  Calibrate(kEffortAgain);
+  for (int64_t i = 0; i < layer_.q_heads; ++i) {
+    Head& head = heads_[static_cast<size_t>(i)];
+    if (head.settled) continue;
+    head.setting = ChosenHead(calibration_->Head(i));
+    if (head.setting.dense()) Settle(i);
   }
 }
 
@@ -221,7 +233,8 @@ void LayerTuner::TryLooser(int64_t index) {
   const auto factor = [](double excess) {
     return std::min(kLargestStep, kAim / std::max(excess, kAim / kLargestStep));
   };
-  if (!MayVerifyAgain(head) || !Rechoose(index, factor(head.l1_excess), factor(head.l2_excess)) || head.setting.dense) {
+  if (!MayVerifyAgain(head) || !Rechoose(index, factor(head.l1_excess), factor(head.l2_excess)) ||
+      head.setting.dense()) {
     Settle(index);
   }
 }
@@ -231,7 +244,7 @@ void LayerTuner::TryTighter(int64_t index) {
   const bool again = head.tightened < kMostTightened && std::isfinite(head.excess) && MayVerifyAgain(head);
   ++head.tightened;
   const auto factor = [](double excess) { return excess > 1 ? kAim / excess : 1.0; };
-  if (!again || !Rechoose(index, factor(head.l1_excess), factor(head.l2_excess)) || head.setting.dense) Settle(index);
+  if (!again || !Rechoose(index, factor(head.l1_excess), factor(head.l2_excess)) || head.setting.dense()) Settle(index);
 }
 
 // Other bounds for the calibration; true if that changed the setting. Settings lie on a grid, so a small change of the
@@ -263,7 +276,6 @@ bool LayerTuner::MayVerifyAgain(const Head& head) const {
 io::PresetHead LayerTuner::Dense(const io::PresetHead& like) const {
   io::PresetHead head;
   head.precision = like.precision;
-  head.dense = true;
   head.measured.verified_on = static_cast<int64_t>(split_.verified.size());
   return head;
 }

@@ -65,7 +65,8 @@ class LayerTuner {
   };
 
   Problem Load(size_t sample) const;
-  void Calibrate();
+  void Calibrate(double effort);
+  void MeasureSkipsAnew();
   void VerifyOpenHeads();
   void TakeErrors(Head& head, const std::vector<HeadErrors>& samples) const;
   void Decide(int64_t index);

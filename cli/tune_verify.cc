@@ -52,7 +52,7 @@ HeadErrors HeadVerifier::Verify(int64_t head, const io::PresetHead& setting, Den
   if (dense.o.empty() || dense.precision != setting.precision) RunDense(head, setting.precision, dense);
   HeadErrors errors;
   PlanDesc desc = problem_.desc;
-  desc.select = SPARGE_SELECT_FLOOR;
+  desc.select = setting.select;
   desc.precision = setting.precision;
   for (int64_t batch = 0; batch < desc.batch; ++batch) {
     const std::vector<float>& want = dense.o[static_cast<size_t>(batch)];

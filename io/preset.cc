@@ -28,6 +28,8 @@ constexpr double kLargest = std::numeric_limits<double>::max();
 
 constexpr std::pair<const char*, sparge_precision> kPrecisions[] = {
     {"fp32", SPARGE_FP32}, {"int16", SPARGE_INT16}, {"int8", SPARGE_INT8}};
+constexpr std::pair<const char*, sparge_select> kSelects[] = {
+    {"all", SPARGE_SELECT_ALL}, {"cdf", SPARGE_SELECT_CDF}, {"floor", SPARGE_SELECT_FLOOR}};
 constexpr std::pair<const char*, sparge_predictor> kPredictors[] = {{"keys", SPARGE_PREDICT_KEYS},
                                                                     {"paper", SPARGE_PREDICT_PAPER}};
 
@@ -127,14 +129,13 @@ PresetMeasured ReadMeasured(const Json& json, std::string_view file, const std::
 }
 
 PresetHead ReadHead(const Json& json, std::string_view file, const std::string& where, int64_t index) {
-  constexpr std::pair<const char*, bool> kSelects[] = {{"floor", false}, {"all", true}};
   const Fields fields(json, file, where, {"head", "precision", "select", "theta", "tau", "pv_skip", "measured"});
   if (fields.Integer("head", 0, kMost) != index) {
     fields.Fail("head", std::to_string(index) + ": heads are listed in order, each once");
   }
   PresetHead head;
   head.precision = fields.OneOf("precision", kPrecisions);
-  head.dense = fields.OneOf("select", kSelects);
+  head.select = fields.OneOf("select", kSelects);
   head.params.theta = fields.Number("theta", -1, 1);
   head.params.tau = fields.Number("tau", 0, 1);
   head.params.pv_skip = SPARGE_PV_SKIP_OFF;
@@ -142,10 +143,23 @@ PresetHead ReadHead(const Json& json, std::string_view file, const std::string& 
     if (!fields.Value("pv_skip").is_number()) fields.Fail("pv_skip", "a number of at least 0, or 'off'");
     head.params.pv_skip = fields.Number("pv_skip", 0, kLargest);
   }
-  if (head.dense && head.params.tau != 1) fields.Fail("tau", "1 where select is 'all'");
-  if (head.dense && !std::isinf(head.params.pv_skip)) fields.Fail("pv_skip", "'off' where select is 'all'");
+  if (head.dense() && head.params.tau != 1) fields.Fail("tau", "1 where select is 'all'");
+  if (head.dense() && !std::isinf(head.params.pv_skip)) fields.Fail("pv_skip", "'off' where select is 'all'");
   head.measured = ReadMeasured(fields.Value("measured"), file, where);
   return head;
+}
+
+// A plan has one rule for all its heads; dense ones do with any.
+void CheckOneRule(const PresetLayer& layer, std::string_view file, const std::string& where) {
+  const PresetHead* first = nullptr;
+  for (size_t i = 0; i < layer.heads.size(); ++i) {
+    const PresetHead& head = layer.heads[i];
+    if (head.dense()) continue;
+    if (first == nullptr) first = &head;
+    if (head.select == first->select) continue;
+    throw Error(file, where + "head " + std::to_string(i) + ": field 'select' is '" + NameOf(kSelects, head.select) +
+                          "', but a head before it has '" + NameOf(kSelects, first->select) + "'");
+  }
 }
 
 PresetLayer ReadLayer(const Json& json, std::string_view file, const std::string& where) {
@@ -171,6 +185,7 @@ PresetLayer ReadLayer(const Json& json, std::string_view file, const std::string
   for (int64_t i = 0; i < layer.q_heads; ++i) {
     layer.heads.push_back(ReadHead(heads[static_cast<size_t>(i)], file, where + "head " + std::to_string(i) + ": ", i));
   }
+  CheckOneRule(layer, file, where);
   return layer;
 }
 
@@ -185,7 +200,7 @@ Ordered HeadJson(const PresetHead& head, size_t index) {
   const PresetMeasured& m = head.measured;
   return {{"head", index},
           {"precision", PrecisionName(head.precision)},
-          {"select", head.dense ? "all" : "floor"},
+          {"select", NameOf(kSelects, head.select)},
           {"theta", head.params.theta},
           {"tau", head.params.tau},
           {"pv_skip", std::isinf(head.params.pv_skip) ? Ordered("off") : Ordered(head.params.pv_skip)},

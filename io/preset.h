@@ -25,16 +25,19 @@ struct PresetMeasured {
 
 struct PresetHead {
   sparge_precision precision = SPARGE_INT8;
-  bool dense = false;  // then tau is 1 and pv_skip off, so that `params` alone say the same
-  sparge_head_params params = {0, 1, 0, SPARGE_PV_SKIP_OFF};  // topk is not used
+  sparge_select select = SPARGE_SELECT_ALL;  // or CDF or FLOOR
+  // topk is not used. A dense head has tau 1 and no PV skip, so that `params` alone say the same.
+  sparge_head_params params = {0, 1, 0, SPARGE_PV_SKIP_OFF};
   PresetMeasured measured;
+
+  bool dense() const { return select == SPARGE_SELECT_ALL; }
 };
 
 struct PresetLayer {
   int64_t q_heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
   bool causal = false;
   std::vector<std::string> samples, held_out;  // tuned on; verified on
-  std::vector<PresetHead> heads;               // q_heads entries
+  std::vector<PresetHead> heads;               // q_heads entries; those that are not dense select by one rule
 };
 
 // Of a preset that is not finished: what it may be continued with.

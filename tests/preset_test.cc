@@ -15,6 +15,7 @@ namespace {
 
 PresetHead SparseHead() {
   PresetHead head;
+  head.select = SPARGE_SELECT_FLOOR;
   head.params = {0.3, 0.9, 0, 8.5};
   head.measured = {0.75, 0.2, 0.041, 0.052, 0.013, 2};
   return head;
@@ -23,7 +24,6 @@ PresetHead SparseHead() {
 PresetHead DenseHead() {
   PresetHead head;
   head.precision = SPARGE_INT16;
-  head.dense = true;
   head.measured = {0, 1, 0, 0, 3e-4, 1};
   return head;
 }
@@ -39,6 +39,7 @@ Preset Example() {
   PresetLayer layer{2, 1, 64, 32, true, {"a", "b"}, {"c"}, {SparseHead(), DenseHead()}};
   preset.layers["model.layers.0"] = layer;
   layer.heads[0].params.pv_skip = SPARGE_PV_SKIP_OFF;
+  layer.heads[0].select = SPARGE_SELECT_CDF;
   preset.layers["model.layers.11"] = layer;
   return preset;
 }
@@ -54,7 +55,7 @@ void ExpectSame(const PresetLayer& a, const PresetLayer& b) {
   ASSERT_EQ(a.heads.size(), b.heads.size());
   for (size_t i = 0; i < a.heads.size(); ++i) {
     EXPECT_EQ(a.heads[i].precision, b.heads[i].precision);
-    EXPECT_EQ(a.heads[i].dense, b.heads[i].dense);
+    EXPECT_EQ(a.heads[i].select, b.heads[i].select);
     EXPECT_EQ(a.heads[i].params.theta, b.heads[i].params.theta);
     EXPECT_EQ(a.heads[i].params.tau, b.heads[i].params.tau);
     EXPECT_EQ(a.heads[i].params.pv_skip, b.heads[i].params.pv_skip);
@@ -134,6 +135,8 @@ TEST(Preset, RefusesLayers) {
   ExpectRefused("\"qk_dim\": 64", "\"qk_dim\": 64.5", {layer, "'qk_dim'", "'64.5'"});
   ExpectRefused("\"causal\": true", "\"causal\": 1", {layer, "'causal'", "'1'"});
   ExpectRefused("\"samples\": [", "\"samples\": [3,", {layer, "'samples'"});
+  ExpectRefused("\"head\":1,\"precision\":\"int16\",\"select\":\"all\"",
+                "\"head\":1,\"precision\":\"int16\",\"select\":\"cdf\"", {layer, "head 1", "'cdf'", "'floor'"});
   ExpectRefused("\"model.layers.11\"", "\"model.layers.0\"", {"'model.layers.0'", "twice"});
 }
 

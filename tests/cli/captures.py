@@ -19,11 +19,11 @@ def write_capture(path, q, k, v, causal=False):
     return path
 
 
-def head(index, precision="int8", theta=0.3, tau=0.9, pv_skip=8.0, dense=False):
+def head(index, precision="int8", theta=0.3, tau=0.9, pv_skip=8.0, dense=False, select="cdf"):
     measured = {"sparsity": 0.5, "work": 0.5, "l1": 0.01, "l2": 0.01, "round_l1": 0.01, "verified_on": 1}
     if dense:
         tau, pv_skip = 1, "off"
-    return {"head": index, "precision": precision, "select": "all" if dense else "cdf", "theta": theta, "tau": tau,
+    return {"head": index, "precision": precision, "select": "all" if dense else select, "theta": theta, "tau": tau,
             "pv_skip": pv_skip, "measured": measured}
 
 
