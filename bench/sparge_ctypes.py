@@ -40,6 +40,12 @@ class PlanDesc(c.Structure):
         ("keep_sink", c.c_int32),
         ("params", HeadParams),
         ("heads", c.c_void_p),
+        ("predictor", c.c_int),
+        ("head_precision", c.c_void_p),
+        ("calibration", c.c_void_p),
+        ("grid", c.c_int64 * 3),
+        ("text_tokens", c.c_int64),
+        ("text_after", c.c_int32),
     ]
 
 
@@ -85,6 +91,8 @@ class RunArgs(c.Structure):
         ("head_stats", c.c_void_p),
         ("workspace", c.c_void_p),
         ("workspace_size", c.c_size_t),
+        ("mass_out", c.c_void_p),
+        ("pv_out", c.c_void_p),
     ]
 
 

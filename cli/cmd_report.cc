@@ -77,6 +77,7 @@ FileReport ReportFile(const Context& context, const Options& options, const std:
     report.heads.push_back(reporter.Measure(head));
     progress.Step();
   }
+  report.order = CompareOrders(context, problem);
   return report;
 }
 

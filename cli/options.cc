@@ -86,6 +86,7 @@ void RegisterAttention(CLI::App& app, Options& options) {
             options.scale = ParseNumber("--scale", text);
             if (*options.scale == 0) throw UsageError("--scale: " + Quoted(text) + " would make all scores equal");
           });
+  RegisterGrid(app, options.grid);
 }
 
 void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/flags.h"
+#include "cli/grid.h"
 
 namespace sparge::cli {
 
@@ -28,6 +29,7 @@ struct Options {
   bool causal = false;
   std::optional<int64_t> query_offset, window;
   std::optional<double> scale;
+  GridOptions grid;
 
   std::string precision = "int8";
   std::optional<std::string> select;

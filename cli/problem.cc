@@ -271,6 +271,7 @@ Problem LoadProblem(Verb verb, const Options& options, const std::string& tensor
   DescribeAttention(options, tensors, problem);
   DescribeSparsity(options, problem);
   AttachMask(options, problem);
+  problem.grid = TakeGrid(options.grid, problem.metadata, tensors, problem.desc, problem.notes);
   AttachMap(options, problem);
   return problem;
 }

@@ -23,6 +23,7 @@ struct Problem {
   std::optional<io::Tensor> v, mask, map;
   io::Metadata metadata;           // of a .safetensors input
   std::vector<std::string> notes;  // what was taken from the metadata, for the user
+  std::optional<TokenGrid> grid;
   PlanDesc desc;
   RunArgs args;  // inputs only: no o, lse, map_out, statistics
 

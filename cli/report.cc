@@ -88,6 +88,10 @@ void AddParameters(Json& json, const Problem& problem) {
   json["window"] = desc.window != 0 ? Json(desc.window) : none;
   json["scale"] = ScaleInForce(desc);
   json["mask"] = problem.mask ? Json(io::DTypeName(problem.mask->dtype)) : none;
+  json["grid"] = problem.grid ? Json(problem.grid->sides) : none;
+  json["text_tokens"] = problem.grid ? Json(problem.grid->text.count) : none;
+  json["text_after"] = problem.grid ? Json(problem.grid->text.after) : none;
+  json["order"] = problem.grid ? Json(problem.grid->hilbert ? "hilbert" : "raster") : none;
   json["block_q"] = SPARGE_BLOCK_Q;
   json["block_k"] = SPARGE_BLOCK_K;
   json["shapes"] = Shapes(problem);
@@ -123,6 +127,7 @@ std::string ParameterText(const Problem& problem) {
   if (desc.causal != 0) text += ", causal";
   if (desc.window != 0) text += Format(", window %lld", static_cast<long long>(desc.window));
   if (problem.mask) text += ", mask";
+  if (problem.grid && problem.grid->hilbert) text += ", Hilbert order of " + GridText(problem.grid->sides);
   return text;
 }
 

@@ -85,6 +85,8 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
   fp32.precision = SPARGE_FP32;
   fp32.select = SPARGE_SELECT_ALL;
   fp32.params.pv_skip = SPARGE_PV_SKIP_OFF;
+  fp32.heads = nullptr;
+  fp32.head_precision = nullptr;
   RunArgs fp32_args = slice.args;
   fp32_args.map = nullptr;
   Timed dense(context_, fp32, fp32_args), sparse(context_, slice.desc, slice.args);
@@ -100,6 +102,8 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
 std::vector<FrontierPoint> FileReporter::Frontier(const HeadProblem& slice, const std::vector<float>& dense) const {
   std::vector<FrontierPoint> points;
   PlanDesc desc = slice.desc;
+  if (desc.heads != nullptr) desc.params = desc.heads[0];
+  desc.heads = nullptr;
   for (const double value : SweptValues(desc.select)) {
     (desc.select == SPARGE_SELECT_CDF ? desc.params.tau : desc.params.topk) = value;
     Timed run(context_, desc, slice.args);

@@ -1,12 +1,14 @@
 // The C ABI over the rooms: copies sized structs, catches everything, keeps the detail of the last failure per thread.
 #include <sparge/sparge.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <new>
 #include <thread>
+#include <vector>
 
 #include "src/attend.h"
 #include "src/base/half.h"
@@ -15,6 +17,7 @@
 #include "src/base/threads.h"
 #include "src/kernel/kernels.h"
 #include "src/kernel/state.h"
+#include "src/permute.h"
 #include "src/plan.h"
 #include "src/reference.h"
 
@@ -218,6 +221,20 @@ sparge_status sparge_isa_at(int32_t index, sparge_isa* out) {
     const KernelOps* kernels = KernelsFor(entry.isa);
     const sparge_isa isa{size, entry.name, entry.runnable, kernels->group_rows, kernels->int8_text};
     std::memcpy(out, &isa, size);
+  });
+}
+
+sparge_status sparge_token_order(sparge_order order, const int64_t grid[3], uint64_t seed, int64_t* out) {
+  return Guard([&] {
+    const int32_t raw = RawEnum(order);
+    SPARGE_REQUIRE(raw >= SPARGE_ORDER_HILBERT && raw <= SPARGE_ORDER_RANDOM, "order=%d is outside %d..%d", raw,
+                   SPARGE_ORDER_HILBERT, SPARGE_ORDER_RANDOM);
+    SPARGE_REQUIRE(grid != nullptr, "grid is NULL");
+    SPARGE_REQUIRE(out != nullptr, "out is NULL");
+    SPARGE_REQUIRE(seed == 0 || order == SPARGE_ORDER_RANDOM, "seed=%" PRIu64 " has no effect on order=%d", seed, raw);
+    std::vector<int32_t> cells(CountCells(grid));
+    FillOrder(order, grid, seed, 0, cells.data());
+    std::copy(cells.begin(), cells.end(), out);
   });
 }
 

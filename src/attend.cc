@@ -131,6 +131,7 @@ void FinishRow(const Plan& plan, const sparge_run_args& args, const Workspace& w
   const int64_t count = s.QueriesIn(id.block);
   const int64_t unit = id.sequence * plan.kv_heads + id.head / plan.heads_per_kv;
   const float* shift = w.packed.q_shift + row * kBlockQ;
+  const RowPlaces out = PlacesOf(plan, args.o, id.sequence, id.head, s.q_begin + first);
   float* lse = LseRow(plan, args.lse, id.sequence, id.head);
   for (int64_t r = 0; r < count; ++r) {
     // With a softcap the kernel has already added the shift to the scores.
@@ -142,13 +143,13 @@ void FinishRow(const Plan& plan, const sparge_run_args& args, const Workspace& w
     if (std::isnan(shift[r]) && state.l[r] > 0) state.l[r] = shift[r];  // a query that is not finite
     if (lse != nullptr) {
       const double log2_sum = static_cast<double>(state.m[r]) + std::log2(static_cast<double>(state.l[r]));
-      lse[first + r] = static_cast<float>((state.l[r] == 0 ? log2_sum : log2_sum + missing) / kLog2e);
+      lse[out.order == nullptr ? first + r : out.order[r]] =
+          static_cast<float>((state.l[r] == 0 ? log2_sum : log2_sum + missing) / kLog2e);
     }
   }
-  std::byte* out = SequenceData(plan, args.o, DtypeBytes(args.o.dtype), id.sequence, id.head, s.q_begin + first);
   plan.runtime.kernels->finish({state, plan.channels(), count, plan.v_dim,
-                                static_cast<float>(w.packed.units[unit].v_unit), out, args.o.dtype,
-                                args.o.token_stride});
+                                static_cast<float>(w.packed.units[unit].v_unit), out.data, args.o.dtype,
+                                args.o.token_stride, out.order});
 }
 
 void RunItem(const Plan& plan, const sparge_run_args& args, const Workspace& w, int32_t worker, WorkItem& item) {

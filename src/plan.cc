@@ -4,10 +4,12 @@
 #include <cinttypes>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "src/base/half.h"
 #include "src/base/status.h"
+#include "src/permute.h"
 
 namespace sparge {
 namespace {
@@ -89,6 +91,30 @@ void CheckParams(const sparge_plan_desc& desc, const sparge_head_params& params,
   }
 }
 
+bool HasGrid(const sparge_plan_desc& desc) { return desc.grid[0] != 0 || desc.grid[1] != 0 || desc.grid[2] != 0; }
+
+void CheckGrid(const sparge_plan_desc& desc) {
+  CheckRange("text_tokens", desc.text_tokens, 0, kMaxTokens);
+  CheckRange("text_after", desc.text_after, 0, 1);
+  if (!HasGrid(desc)) {
+    SPARGE_REQUIRE(desc.text_tokens == 0, "text_tokens=%" PRId64 " has no effect without grid", desc.text_tokens);
+    SPARGE_REQUIRE(desc.text_after == 0, "text_after=%d has no effect without grid", desc.text_after);
+    return;
+  }
+  const int64_t tokens = desc.text_tokens + CountCells(desc.grid);
+  SPARGE_REQUIRE(desc.q_tokens == tokens && desc.kv_tokens == tokens,
+                 "grid=%" PRId64 ",%" PRId64 ",%" PRId64 " and text_tokens=%" PRId64 " make %" PRId64
+                 " tokens, which is not both q_tokens=%" PRId64 " and kv_tokens=%" PRId64,
+                 desc.grid[0], desc.grid[1], desc.grid[2], desc.text_tokens, tokens, desc.q_tokens, desc.kv_tokens);
+  // All of these speak of positions in the caller's order, while blocks are made in another one.
+  const char* const with = "cannot be combined with grid";
+  SPARGE_REQUIRE(desc.causal == 0, "causal=%d %s", desc.causal, with);
+  SPARGE_REQUIRE(desc.window == 0, "window=%" PRId64 " %s", desc.window, with);
+  SPARGE_REQUIRE(desc.mask == SPARGE_MASK_NONE, "mask=%d %s", RawEnum(desc.mask), with);
+  SPARGE_REQUIRE(desc.alibi_slopes == nullptr, "alibi_slopes %s", with);
+  SPARGE_REQUIRE(desc.q_offsets == nullptr, "q_offsets %s", with);
+}
+
 void CheckDescriptor(const sparge_plan_desc& desc) {
   CheckShapes(desc);
   SPARGE_REQUIRE((desc.q_offsets == nullptr) == (desc.kv_offsets == nullptr), "%s is missing",
@@ -103,6 +129,16 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
   CheckRange("keep_sink", desc.keep_sink, -1, 1);
   if (desc.heads == nullptr) CheckParams(desc, desc.params, -1);
   for (int64_t h = 0; desc.heads != nullptr && h < desc.q_heads; ++h) CheckParams(desc, desc.heads[h], h);
+  CheckGrid(desc);
+}
+
+// Text as it lies, the grid along the curve.
+std::vector<int32_t> CurveOrder(const sparge_plan_desc& desc) {
+  std::vector<int32_t> order(desc.q_tokens);
+  std::iota(order.begin(), order.end(), 0);
+  const int64_t first = desc.text_after == 1 ? 0 : desc.text_tokens;
+  FillOrder(SPARGE_ORDER_HILBERT, desc.grid, 0, static_cast<int32_t>(first), order.data() + first);
+  return order;
 }
 
 void AddSequences(const sparge_plan_desc& desc, Plan& plan) {
@@ -195,6 +231,8 @@ Plan MakePlan(const Runtime& runtime, const sparge_plan_desc& desc) {
   plan.keep_sink = desc.keep_sink == -1 ? desc.causal == 1 : desc.keep_sink == 1;
   plan.heads.assign(desc.q_heads, desc.params);
   if (desc.heads != nullptr) plan.heads.assign(desc.heads, desc.heads + desc.q_heads);
+  // Tokens that all are in one block have no other to go to; the direct kernel, for few of them, relies on that.
+  if (HasGrid(desc) && plan.k_blocks > 1) plan.order = CurveOrder(desc);
   return plan;
 }
 

@@ -58,6 +58,7 @@ struct Plan {
   sparge_select select;
   bool keep_sink;
   std::vector<sparge_head_params> heads;  // one per query head
+  std::vector<int32_t> order;             // blocks take the tokens of a sequence in this order; empty = as they lie
 
   // So few queries that they take keys and values straight from the tensors, in fp32, whatever the precision asked for.
   // Stage 1 needs summaries, for which all keys have to be read anyway.
@@ -121,10 +122,23 @@ inline std::byte* SequenceData(const Plan& plan, const sparge_tensor& tensor, si
   return static_cast<std::byte*>(tensor.data) + at * static_cast<int64_t>(element_bytes);
 }
 
-inline TokenRows RowsOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head,
-                        int64_t first_token, int64_t count, int64_t dim) {
-  return {SequenceData(plan, tensor, DtypeBytes(tensor.dtype), sequence, head, first_token), tensor.dtype,
-          tensor.token_stride, count, dim};
+// Rows that follow one another in the plan's order from the `first`-th on: the address that their places count from,
+// and these places, NULL = 0, 1, 2 and so on. Packed sequences have no order, so that `first` then is a token.
+struct RowPlaces {
+  std::byte* data;
+  const int32_t* order;
+};
+inline RowPlaces PlacesOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head,
+                          int64_t first) {
+  const bool as_they_lie = plan.order.empty();
+  return {SequenceData(plan, tensor, DtypeBytes(tensor.dtype), sequence, head, as_they_lie ? first : 0),
+          as_they_lie ? nullptr : plan.order.data() + first};
+}
+
+inline TokenRows RowsOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head, int64_t first,
+                        int64_t count, int64_t dim) {
+  const RowPlaces places = PlacesOf(plan, tensor, sequence, head, first);
+  return {places.data, tensor.dtype, tensor.token_stride, count, dim, places.order};
 }
 
 inline int64_t MaskElementBytes(sparge_mask_type type) {

@@ -32,9 +32,11 @@ struct Head {
   const Plan& plan;
   const sparge_run_args& args;
   int64_t sequence, head;
+  const std::vector<int64_t>& place;  // of a token in the order of the blocks; empty = where it lies
   std::vector<double> k, v;
 
-  Head(const Plan& p, const sparge_run_args& a, int64_t seq, int64_t h) : plan(p), args(a), sequence(seq), head(h) {
+  Head(const Plan& p, const sparge_run_args& a, int64_t seq, int64_t h, const std::vector<int64_t>& places)
+      : plan(p), args(a), sequence(seq), head(h), place(places) {
     Load(args.k, plan.qk_dim, k);
     Load(args.v, plan.v_dim, v);
   }
@@ -65,11 +67,13 @@ struct Head {
     return mask == nullptr ? score : score + MaskBias(plan, mask, key);
   }
 
+  int64_t PlaceOf(int64_t token) const { return place.empty() ? token : place[token]; }
+
   // True iff the given map, if there is one, has the tile of this pair.
   bool InMap(int64_t query, int64_t key) const {
     if (args.map == nullptr) return true;
     const uint8_t* map = args.map + sequence * args.map_batch_stride + head * args.map_head_stride;
-    return map[query / kBlockQ * plan.k_blocks + key / kBlockK] != 0;
+    return map[PlaceOf(query) / kBlockQ * plan.k_blocks + PlaceOf(key) / kBlockK] != 0;
   }
 
   // Adds the row's share of each tile to `masses`, unless NULL. False if the query sees nothing.
@@ -101,7 +105,7 @@ struct Head {
     float* lse = LseRow(plan, args.lse, sequence, head);
     if (lse != nullptr) lse[query] = static_cast<float>(empty ? kMinusInf : top + std::log(sum));
     for (int64_t j = keys.begin; j < keys.end && !empty && masses != nullptr; ++j)
-      masses[j / kBlockK] += scores[j] / sum;
+      masses[PlaceOf(j) / kBlockK] += scores[j] / sum;
     return !empty;
   }
 
@@ -111,7 +115,7 @@ struct Head {
     std::vector<double> masses(args.mass_out == nullptr ? 0 : static_cast<size_t>(s.k_blocks));
     int64_t rows = 0;
     for (int64_t i = block * kBlockQ; i < block * kBlockQ + s.QueriesIn(block); ++i) {
-      rows += Row(i, args.mass_out == nullptr ? nullptr : masses.data());
+      rows += Row(plan.order.empty() ? i : plan.order[i], args.mass_out == nullptr ? nullptr : masses.data());
     }
     for (size_t j = 0; j < masses.size() && rows > 0; ++j) {
       args.mass_out[TileRow(plan, {head, sequence, block}) + static_cast<int64_t>(j)] =
@@ -124,10 +128,12 @@ struct Head {
 
 void Reference(const Plan& plan, const sparge_run_args& args) {
   if (args.mass_out != nullptr) std::fill_n(args.mass_out, plan.AllTiles(), 0.0f);
+  std::vector<int64_t> place(plan.order.size());
+  for (size_t i = 0; i < place.size(); ++i) place[plan.order[i]] = static_cast<int64_t>(i);
   for (int64_t b = 0; b < plan.batch(); ++b) {
     const int64_t blocks = plan.sequences[b].q_blocks;
     for (int64_t h = 0; h < plan.q_heads && blocks > 0; ++h) {
-      const Head head(plan, args, b, h);
+      const Head head(plan, args, b, h, place);
       ForEach(plan.runtime.executor, blocks, [&](int32_t, int64_t block) { head.Block(block); });
     }
   }

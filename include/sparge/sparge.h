@@ -89,6 +89,19 @@ SPARGE_API int32_t sparge_isa_count(void);
 SPARGE_API void sparge_isa_init(sparge_isa* isa);
 SPARGE_API sparge_status sparge_isa_at(int32_t index, sparge_isa* out);
 
+/* ------------------------------------------------------------------ orders of image and video tokens */
+
+typedef enum sparge_order {
+  SPARGE_ORDER_HILBERT = 0,    /* neighbours on a generalised Hilbert curve are neighbours in the grid, for any sides */
+  SPARGE_ORDER_ROW_MAJOR = 1,  /* raster: x fastest, t slowest */
+  SPARGE_ORDER_TIME_MAJOR = 2, /* t fastest, then x, then y */
+  SPARGE_ORDER_RANDOM = 3      /* the same on every machine for the same seed */
+} sparge_order;
+
+/* out[i] = raster index (t * H * W + y * W + x) of the i-th token of a grid T, H, W in that order; T * H * W entries,
+ * at most 2^31-1. `seed` is for SPARGE_ORDER_RANDOM, and 0 else. A plan with a grid does this by itself. */
+SPARGE_API sparge_status sparge_token_order(sparge_order order, const int64_t grid[3], uint64_t seed, int64_t* out);
+
 /* ------------------------------------------------------------------ plan: shapes and parameters */
 
 typedef struct sparge_calibration sparge_calibration; /* see below: error bounds instead of parameters */
@@ -159,6 +172,16 @@ typedef struct sparge_plan_desc {
   sparge_predictor predictor;
   const sparge_precision* head_precision; /* q_heads entries instead of `precision`; NULL = none; copied */
   sparge_calibration* calibration;        /* iff SELECT_AUTO; must outlive the plan, and may serve several plans */
+
+  /* Tokens of images and videos: grid T, H, W, in raster order (t * H * W + y * W + x), with text_tokens tokens before
+   * it or, if text_after is 1, after it. Blocks are then made of tokens that follow one another on a Hilbert curve
+   * through the grid (sparge_token_order); the text tokens stay where they are. Inputs and outputs keep the caller's
+   * order, and the result is that of the raster order up to rounding and selection; block maps, given or returned, are
+   * in the order of the curve. All 0 = off. Needs q_tokens = kv_tokens = text_tokens + T * H * W, and neither causal,
+   * window, mask, alibi_slopes nor offsets. */
+  int64_t grid[3];
+  int64_t text_tokens;
+  int32_t text_after;
 } sparge_plan_desc;
 
 typedef struct sparge_plan sparge_plan;

@@ -4,7 +4,9 @@
 
 #include <sparge/sparge.h>
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -66,6 +68,17 @@ inline sparge_tensor ViewHeads(const void* data, sparge_dtype dtype, int64_t hea
 }
 inline sparge_tensor ViewTokens(const void* data, sparge_dtype dtype, int64_t heads, int64_t tokens, int64_t dim) {
   return {const_cast<void*>(data), dtype, heads * tokens * dim, dim, heads * dim};
+}
+
+// The tokens of a grid (T, H, W) in that order, as raster indices.
+inline std::vector<int64_t> TokenOrder(sparge_order order, const std::array<int64_t, 3>& grid, uint64_t seed = 0) {
+  // A bad grid is refused before anything is written: no need for room then.
+  int64_t cells = 1;
+  for (const int64_t side : grid) cells = cells > 0 && side > 0 && side <= INT32_MAX / cells ? cells * side : 0;
+  std::vector<int64_t> out(static_cast<size_t>(cells) + 1);
+  Check(sparge_token_order(order, grid.data(), seed, out.data()));
+  out.pop_back();
+  return out;
 }
 
 class Context {

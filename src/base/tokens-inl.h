@@ -40,12 +40,14 @@ HWY_INLINE void LoadToken(const TokenRows& rows, const std::byte* from, int64_t 
   std::fill(out + rows.dim, out + pad, 0.0f);
 }
 
-// One token as floats, padded: where it lies if it is that already, else converted into `buffer`.
-HWY_INLINE const float* TokenAsFloats(const TokenRows& rows, int64_t token, int64_t pad, float* buffer) {
-  const std::byte* from = rows.data + token * rows.token_stride * static_cast<int64_t>(DtypeBytes(rows.dtype));
+// The token at `from` as floats, padded: where it lies if it is that already, else converted into `buffer`.
+HWY_INLINE const float* AsFloats(const TokenRows& rows, const std::byte* from, int64_t pad, float* buffer) {
   if (rows.dtype == SPARGE_F32 && rows.dim == pad) return reinterpret_cast<const float*>(from);
   LoadToken(rows, from, pad, buffer);
   return buffer;
+}
+HWY_INLINE const float* TokenAsFloats(const TokenRows& rows, int64_t token, int64_t pad, float* buffer) {
+  return AsFloats(rows, rows.Token(token), pad, buffer);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "src/base/half.h"
+
 namespace sparge {
 
 // `count` tokens of `dim` elements.
@@ -15,6 +17,12 @@ struct TokenRows {
   sparge_dtype dtype;
   int64_t token_stride;  // elements
   int64_t count, dim;
+  const int32_t* order = nullptr;  // token t lies at place order[t]; NULL: at place t
+
+  const std::byte* Place(int64_t place) const {
+    return data + place * token_stride * static_cast<int64_t>(DtypeBytes(dtype));
+  }
+  const std::byte* Token(int64_t token) const { return Place(order == nullptr ? token : order[token]); }
 };
 
 }  // namespace sparge

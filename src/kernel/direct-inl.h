@@ -28,7 +28,7 @@ struct TokenVectors {
 inline constexpr int64_t kMaxDimPad = RoundUp(SPARGE_MAX_HEAD_DIM, kChannelAlign);
 HWY_INLINE void LoadTokens(const TokenRows& tokens, int64_t first, int64_t pad, float* buffer, TokenVectors& out) {
   out.count = static_cast<int>(std::clamp<int64_t>(tokens.count - first, 0, kLanes));
-  for (int i = 0; i < out.count; ++i) out.at[i] = TokenAsFloats(tokens, first + i, pad, buffer + i * pad);
+  for (int i = 0; i < out.count; ++i) out.at[i] = AsFloats(tokens, tokens.Place(first + i), pad, buffer + i * pad);
 }
 
 // Asks for kLanes tokens that are needed soon: keys and values take turns, which hardware does not foresee.
@@ -36,7 +36,7 @@ HWY_INLINE void Foresee(const TokenRows& tokens, int64_t first) {
   const int64_t element = static_cast<int64_t>(DtypeBytes(tokens.dtype));
   const int64_t count = std::clamp<int64_t>(tokens.count - first, 0, kLanes);
   for (int64_t i = 0; i < count; ++i) {
-    const std::byte* at = tokens.data + (first + i) * tokens.token_stride * element;
+    const std::byte* at = tokens.Place(first + i);
     for (int64_t b = 0; b < tokens.dim * element; b += 64) __builtin_prefetch(at + b, 0, 2);
   }
 }

@@ -95,7 +95,8 @@ struct KeyValueBlocks {
   int64_t channels;  // v_dim rounded up to kChannelAlign
 };
 
-// Instead of packed blocks: all tokens of one sequence and kv head as they are, for the direct kernel.
+// Instead of packed blocks: all tokens of one sequence and kv head as they are, for the direct kernel. They have no
+// order.
 struct DirectTokens {
   TokenRows keys, values;
 };
@@ -140,7 +141,8 @@ struct FinishArgs {
   float value_unit;  // values were divided by this power of two
   std::byte* out;
   sparge_dtype dtype;
-  int64_t token_stride;  // elements
+  int64_t token_stride;            // elements
+  const int32_t* order = nullptr;  // row r goes to place order[r]; NULL: to place r
 };
 
 // The kernels of one instruction set.

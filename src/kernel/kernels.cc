@@ -47,8 +47,9 @@ void Finish(const FinishArgs& args) {
       hn::Store(hn::Add(hn::Max(hn::Min(value, limit), hn::Neg(limit)), hn::Sub(sum, sum)), d, row + c);
     }
     if (std::isnan(l)) std::fill_n(row, args.channels, l);
+    const int64_t place = args.order == nullptr ? r : args.order[r];
     StoreRow(row, args.v_dim, args.dtype,
-             args.out + r * args.token_stride * static_cast<int64_t>(DtypeBytes(args.dtype)));
+             args.out + place * args.token_stride * static_cast<int64_t>(DtypeBytes(args.dtype)));
   }
 }
 
