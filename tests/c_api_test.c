@@ -47,6 +47,10 @@ int main(void) {
   args.workspace_size = 0;
   CHECK(sparge_run(plan, &args) == SPARGE_INVALID_ARGUMENT);
   free(args.workspace);
+  const int64_t grid[3] = {1, 2, 2}; /* the smallest curve: down, over, and up */
+  int64_t order[4];
+  CHECK(sparge_token_order(SPARGE_ORDER_HILBERT, grid, 0, order) == SPARGE_OK);
+  CHECK(order[0] == 0 && order[1] == 2 && order[2] == 3 && order[3] == 1);
   sparge_plan_destroy(plan);
   sparge_context_destroy(context);
   puts("ok");
