@@ -12,6 +12,9 @@ void StageErrors::Add(const StageErrors& other) {
   selection.Add(other.selection);
   quantisation.Add(other.quantisation);
   pv_skip.Add(other.pv_skip);
+  l1.Add(other.l1);
+  l2.Add(other.l2);
+  round_l1.Add(other.round_l1);
 }
 
 const char* StageErrors::Largest() const {
@@ -29,7 +32,10 @@ Json ErrorsJson(const StageErrors& errors) {
                 {{"selection", Number(errors.Selection())},
                  {"quantisation", Number(errors.Quantisation())},
                  {"pv_skip", Number(errors.PvSkip())}}},
-               {"largest_source", errors.Largest()}};
+               {"largest_source", errors.Largest()},
+               {"l1", Number(errors.l1.RelativeL1())},
+               {"l2", Number(errors.l2.RelativeL1())},
+               {"round_l1", Number(errors.round_l1.RelativeL1())}};
   AddTiles(json, errors.stats);
   return json;
 }
@@ -41,6 +47,7 @@ Checker::Checker(const Context& context, const Problem& problem) : context_(cont
   head_stats_.resize(static_cast<size_t>(desc.batch * desc.q_heads));
   RunShipped();
   RunWithoutSkip();
+  RunDense();
 }
 
 void Checker::RunShipped() {
@@ -55,12 +62,22 @@ void Checker::RunShipped() {
 void Checker::RunWithoutSkip() {
   PlanDesc desc = problem_.desc;
   desc.select = SPARGE_SELECT_MAP;
-  desc.params.pv_skip = SPARGE_PV_SKIP_OFF;
+  const auto heads = SwitchSkipOff(desc);
   RunArgs args = problem_.args;
   args.o = OutputView(without_skip_, desc);
   args.map = map_.data();
   args.map_head_stride = TilesPerHead();
   args.map_batch_stride = desc.q_heads * TilesPerHead();
+  Plan(context_, desc).Run(args);
+}
+
+void Checker::RunDense() {
+  PlanDesc desc = problem_.desc;
+  desc.select = SPARGE_SELECT_ALL;
+  const auto heads = SwitchSkipOff(desc);
+  RunArgs args = problem_.args;
+  args.o = OutputView(dense_, desc);
+  args.map = nullptr;
   Plan(context_, desc).Run(args);
 }
 
@@ -90,12 +107,16 @@ StageErrors Checker::Compare(int64_t head, HeadTruth& truth) const {
   const std::span<const float> chosen = std::span(masked).first(size);
   const std::span<const float> quantised = std::span(without_skip_).subspan(at, size);
   const std::span<const float> shipped = std::span(shipped_).subspan(at, size);
+  const std::span<const float> dense = std::span(dense_).subspan(at, size);
   StageErrors errors;
   errors.stats = head_stats_[static_cast<size_t>(head)];
   errors.total.Add(shipped, want);
   errors.selection.Add(chosen, want);
   errors.quantisation.Add(quantised, chosen);
   errors.pv_skip.Add(shipped, quantised);
+  errors.l1.Add(quantised, dense);
+  errors.l2.Add(shipped, dense);
+  errors.round_l1.Add(dense, want);
   return errors;
 }
 

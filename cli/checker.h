@@ -14,10 +14,14 @@ namespace sparge::cli {
 
 // Four results, each one step from the one before, so that the differences are the error of one stage each:
 // dense reference -> reference over the predicted tiles -> run over those tiles, no PV skip -> shipped run.
+// Beside them the errors that bounds are given for, against a dense run of the same precision: what sparsity costs.
 struct StageErrors {
   sparge_head_stats stats = {};
   ErrorSums total;  // shipped run against the dense reference
   ErrorSums selection, quantisation, pv_skip;
+  ErrorSums l1;        // run without PV skip against the dense run
+  ErrorSums l2;        // shipped run against the dense run
+  ErrorSums round_l1;  // dense run against the dense reference
 
   void Add(const StageErrors& other);
   double Selection() const { return selection.RelativeL1(total); }
@@ -37,7 +41,7 @@ struct HeadTruth {
 // All heads of one problem; heads are numbered batch by batch.
 class Checker {
  public:
-  // Runs the shipped path, with and without PV skip.
+  // Runs the shipped path, with and without PV skip, and the dense path.
   Checker(const Context& context, const Problem& problem);
 
   int64_t heads() const { return static_cast<int64_t>(head_stats_.size()); }
@@ -56,13 +60,14 @@ class Checker {
   }
   void RunShipped();
   void RunWithoutSkip();
+  void RunDense();
   std::vector<float> Reference(HeadProblem slice, const uint8_t* map, float* mass) const;
 
   const Context& context_;
   const Problem& problem_;
   std::vector<uint8_t> map_, pv_groups_;
   std::vector<sparge_head_stats> head_stats_;
-  std::vector<float> shipped_, without_skip_;
+  std::vector<float> shipped_, without_skip_, dense_;
 };
 
 }  // namespace sparge::cli

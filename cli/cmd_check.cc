@@ -3,7 +3,9 @@
 #include <cstdio>
 #include <memory>
 
+#include "cli/check_bounds.h"
 #include "cli/checker.h"
+#include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
@@ -52,9 +54,10 @@ Json CheckReport(const Context& context, const std::vector<FileResult>& files, c
 }
 
 std::string TableLine(const std::string& name, const StageErrors& errors) {
-  return Format("%-31s %9.2e %9.6f %9.2e %7.1f%% %9.2e %9.2e %9.2e\n", name.c_str(), errors.total.RelativeL1(),
-                errors.total.Cosine(), errors.total.MaxError(), 100 * Sparsity(errors.stats), errors.Selection(),
-                errors.Quantisation(), errors.PvSkip());
+  return Format("%-31s %8.2e %8.2e %8.6f %7.1f%% %9.2e %8.2e %8.2e %8.2e %8.2e %8.2e\n", name.c_str(),
+                errors.total.RelativeL1(), errors.total.Rmse(), errors.total.Cosine(), 100 * Sparsity(errors.stats),
+                errors.Selection(), errors.Quantisation(), errors.PvSkip(), errors.l1.RelativeL1(),
+                errors.l2.RelativeL1(), errors.round_l1.RelativeL1());
 }
 
 std::string LineName(const FileResult& result, size_t index) {
@@ -70,9 +73,9 @@ std::string LineName(const FileResult& result, size_t index) {
 
 std::string CheckTable(const std::vector<FileResult>& files, const StageErrors& total) {
   std::string text =
-      Format("%-31s %9s %9s %9s %8s %9s %9s %9s\n", "", "", "", "", "", "error of", "error of", "error of");
-  text += Format("%-31s %9s %9s %9s %8s %9s %9s %9s\n", "file and head", "rel. L1", "cosine", "max error", "sparsity",
-                 "selection", "quantis.", "PV skip");
+      Format("%-31s %8s %8s %8s %8s %27s %26s\n", "", "", "", "", "", "error of", "against dense: sparse,");
+  text += Format("%-31s %8s %8s %8s %8s %9s %8s %8s %8s %8s %8s\n", "file and head", "rel. L1", "RMSE", "cosine",
+                 "sparsity", "selection", "quantis.", "PV skip", "l1", "+skip l2", "round_l1");
   for (const FileResult& result : files) {
     for (size_t i = 0; i < result.heads.size(); ++i) text += TableLine(LineName(result, i), result.heads[i]);
   }
@@ -80,15 +83,27 @@ std::string CheckTable(const std::vector<FileResult>& files, const StageErrors& 
   return text + Format("largest source of error: %s\n", total.Largest());
 }
 
+// Against the bounds of the preset, if there is one.
+std::optional<BoundsJudge> Judge(const HeadChooser& chooser, const std::vector<FileResult>& files) {
+  if (!chooser.preset()) return std::nullopt;
+  BoundsJudge judge(*chooser.preset());
+  for (const FileResult& result : files) {
+    for (size_t i = 0; i < result.heads.size(); ++i) judge.Add(LineName(result, i), result.heads[i]);
+  }
+  return judge;
+}
+
 int Check(const Options& options) {
   CheckOptions(Verb::kCheck, options);
   const std::vector<std::string> sources = InputFiles(options);
+  const HeadChooser chooser(options);
   const Context context(options.threads);
   int64_t heads = 0;
   std::string notes;
   // All inputs are read once before the slow part, so that a bad one is refused at once.
   for (const std::string& source : sources) {
-    const Problem problem = LoadProblem(Verb::kCheck, options, source);
+    Problem problem = LoadProblem(Verb::kCheck, options, source);
+    chooser.TakePreset(source, problem);
     heads += problem.desc.batch * problem.desc.q_heads;
     notes += NotesText(problem, source);
   }
@@ -98,21 +113,25 @@ int Check(const Options& options) {
   {
     Progress progress("checking heads", heads);
     for (const std::string& source : sources) {
-      const Problem problem = LoadProblem(Verb::kCheck, options, source);
+      Problem problem = LoadProblem(Verb::kCheck, options, source);
+      chooser.Choose(context, source, problem);
       files.push_back(CheckFile(context, problem, source.empty() ? options.q : source, progress));
       for (const StageErrors& errors : files.back().heads) total.Add(errors);
     }
   }
-  const bool passed = !options.max_l1 || total.total.RelativeL1() <= *options.max_l1;  // NaN fails
+  const std::optional<BoundsJudge> judge = Judge(chooser, files);
+  const bool close = !options.max_l1 || total.total.RelativeL1() <= *options.max_l1;  // NaN fails
+  const bool passed = close && (!judge || judge->passed());
   if (options.json) {
     Json json = CheckReport(context, files, total);
+    if (judge) json["bounds"] = judge->Report();
     json["max_l1"] = options.max_l1 ? Json(*options.max_l1) : Json(nullptr);
     json["passed"] = passed;
     PrintOut(Dump(json));
   } else {
-    PrintOut(CheckTable(files, total));
+    PrintOut(CheckTable(files, total) + (judge ? judge->Text() : ""));
   }
-  if (!passed) {
+  if (!close) {
     std::fprintf(stderr, "sparge check: relative L1 %g is larger than --max-l1 %g\n", total.total.RelativeL1(),
                  *options.max_l1);
   }

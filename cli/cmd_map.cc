@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
@@ -49,9 +50,11 @@ void PrintFigures(const Options& options, const Stats& stats, const std::vector<
 
 int Map(const Options& options) {
   CheckOptions(Verb::kMap, options);
-  const Problem problem = LoadProblem(Verb::kMap, options, options.tensors);
+  const HeadChooser chooser(options);
+  Problem problem = LoadProblem(Verb::kMap, options, options.tensors);
   CheckOutputs(options, problem.q.dtype);
   const Context context(options.threads);
+  chooser.Choose(context, options.tensors, problem);
   Plan plan(context, problem.desc);
   RunArgs args = problem.args;
   io::Tensor map = io::MakeTensor(io::DType::U8, MapShape(problem));
@@ -60,7 +63,7 @@ int Map(const Options& options) {
   args.map_out = reinterpret_cast<uint8_t*>(map.data.data());
   args.stats = &stats;
   args.head_stats = head_stats.data();
-  std::fputs(NotesText(problem, options.tensors).c_str(), stderr);
+  std::fputs((NotesText(problem, options.tensors) + EstimatesText(problem)).c_str(), stderr);
   plan.Predict(args);
 
   std::vector<HeadFigures> heads;

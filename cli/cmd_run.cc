@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
@@ -49,15 +50,17 @@ void PrintSummary(const Options& options, const Problem& problem, const Stats& s
 
 int Run(const Options& options) {
   CheckOptions(Verb::kRun, options);
-  const Problem problem = LoadProblem(Verb::kRun, options, options.tensors);
+  const HeadChooser chooser(options);
+  Problem problem = LoadProblem(Verb::kRun, options, options.tensors);
   CheckOutputs(options, problem.q.dtype);
   const Context context(options.threads);
+  chooser.Choose(context, options.tensors, problem);
   Plan plan(context, problem.desc);
   RunArgs args = problem.args;
   const Results results = MakeResults(options, problem, args);
   Stats stats;
   args.stats = &stats;
-  std::fputs(NotesText(problem, options.tensors).c_str(), stderr);
+  std::fputs((NotesText(problem, options.tensors) + EstimatesText(problem)).c_str(), stderr);
   plan.Run(args);
 
   Outputs outputs;

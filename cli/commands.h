@@ -19,6 +19,7 @@ Command AddReport(CLI::App& program);
 Command AddInfo(CLI::App& program);
 Command AddDemo(CLI::App& program);
 Command AddBench(CLI::App& program);
+Command AddTune(CLI::App& program);
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_COMMANDS_H_

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "io/tensor.h"
 
@@ -95,9 +96,10 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
   const std::string group = "Sparsity";
   AddChoice(app, "--precision", "arithmetic; default int8", {"fp32", "int16", "int8"},
             [&options](const std::string& text) { options.precision = text; });
-  AddChoice(app, "--select", "which tiles to compute; default cdf", {"all", "cdf", "topk", "map"},
+  AddChoice(app, "--select", "which tiles to compute; default cdf", {"all", "cdf", "topk", "floor", "map", "auto"},
             [&options](const std::string& text) { options.select = text; });
-  AddNumber(app, "--tau", "cdf: predicted mass to keep; default 0.98", group, options.tau, 0, 1);
+  AddNumber(app, "--tau", "cdf: predicted mass to keep; floor: see docs/predictor.md; default 0.98", group,
+            options.tau, 0, 1);
   AddNumber(app, "--topk", "topk: fraction of visible tiles to keep; default 0.5", group, options.topk, 0, 1);
   AddNumber(app, "--theta", "blocks less self-similar than this are kept whole; default 0.3, below 0 = off", group,
             options.theta, -kLargest, kLargest);
@@ -108,6 +110,8 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
               if (*options.pv_skip < 0) throw UsageError("--pv-skip: " + Quoted(text) + " is negative");
             });
   }
+  AddChoice(app, "--predictor", "how cdf, topk, floor and auto guess the mass of a tile; default keys",
+            {"keys", "paper"}, [&options](const std::string& text) { options.predictor = text; });
   CLI::Option* sink = app.add_flag_function(
       "--sink", [&options](int64_t) { options.sink = true; }, "always keep the first key block; default when causal");
   app.add_flag_function(
@@ -115,6 +119,74 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
       ->excludes(sink)
       ->group(group);
   sink->group(group);
+}
+
+// Error bounds instead of parameters, and parameters that were found before.
+void RegisterTuned(CLI::App& app, Verb verb, Options& options) {
+  const std::string group = "Sparsity";
+  AddNumber(app, "--target-l1", "auto: relative L1 that a head's selection may cost; default 0.02", group,
+            options.target_l1, 0, 1);
+  if (verb != Verb::kMap) {
+    AddNumber(app, "--pv-l1", "auto: the same with PV skip; default 1.25 times --target-l1", group, options.pv_l1, 0,
+              1);
+  }
+  AddNumber(app, "--round-l1", "auto: relative L1 of the precision itself; default 0.05", group, options.round_l1, 0,
+            1);
+  AddText(app, "--seed", "N", "auto: which query rows are measured; default 0", group,
+          [&options](const std::string& text) {
+            options.seed = ParseInteger("--seed", text, 0, std::numeric_limits<int64_t>::max());
+          });
+  AddFile(app, "--preset", "parameters per head, as `sparge tune` writes them", group, options.preset);
+  AddText(app, "--layer", "NAME", "layer of --preset; for PATH the default is the folder of each file", group,
+          [&options](const std::string& text) {
+            if (text.empty()) throw UsageError("--layer: the name is empty");
+            options.layer = text;
+          });
+}
+
+using GivenFlags = std::initializer_list<std::pair<const char*, bool>>;
+
+// Throws for the first flag that is given.
+void RefuseGiven(const GivenFlags& flags, const std::string& why) {
+  for (const auto& [flag, given] : flags) {
+    if (given) throw UsageError(flag + why);
+  }
+}
+
+void CheckPreset(const Options& o) {
+  if (o.preset.empty()) {
+    if (!o.layer.empty()) throw UsageError("--layer " + o.layer + " has no meaning without --preset");
+    return;
+  }
+  RefuseGiven({{"--select", o.select.has_value()},
+               {"--map", !o.map.empty()},
+               {"--tau", o.tau.has_value()},
+               {"--topk", o.topk.has_value()},
+               {"--theta", o.theta.has_value()},
+               {"--pv-skip", o.pv_skip.has_value()},
+               {"--precision", o.precision.has_value()},
+               {"--predictor", o.predictor.has_value()},
+               {o.sink.value_or(true) ? "--sink" : "--no-sink", o.sink.has_value()}},
+              " has no meaning with --preset " + o.preset + ", which decides it");
+  if (o.layer.empty() && o.paths.empty()) {
+    throw UsageError("--layer is missing: which layer of --preset " + o.preset + "?");
+  }
+}
+
+void CheckAuto(const Options& o) {
+  if (o.Select() != "auto") {
+    RefuseGiven({{"--target-l1", o.target_l1.has_value()},
+                 {"--pv-l1", o.pv_l1.has_value()},
+                 {"--round-l1", o.round_l1.has_value()},
+                 {"--seed", o.seed.has_value()}},
+                " has no meaning without --select auto");
+    return;
+  }
+  RefuseGiven({{"--pv-skip", o.pv_skip.has_value()}, {"--precision", o.precision.has_value()}},
+              " has no meaning with --select auto, which chooses it");
+  if (o.pv_l1 && o.target_l1 && *o.pv_l1 < *o.target_l1) {
+    throw UsageError("--pv-l1 is smaller than --target-l1: PV skip adds to the error of the selection");
+  }
 }
 
 void CheckInputs(Verb verb, const Options& o) {
@@ -145,6 +217,7 @@ void RegisterOptions(CLI::App& app, Verb verb, Options& options) {
   RegisterOutputs(app, verb, options);
   RegisterAttention(app, options);
   RegisterSparsity(app, verb, options);
+  RegisterTuned(app, verb, options);
   RegisterThreads(app, options.threads);
   RegisterJson(app, options.json);
   if (verb == Verb::kCheck) {
@@ -158,15 +231,19 @@ void CheckOptions(Verb verb, const Options& o) {
   if (verb == Verb::kRun && o.out.empty()) throw UsageError("--out is missing");
   if (verb == Verb::kMap && o.map_out.empty()) throw UsageError("--map-out is missing");
   CheckInputs(verb, o);
+  CheckPreset(o);
+  CheckAuto(o);
   const std::string select = o.Select();
-  const bool predicted = select == "cdf" || select == "topk";
+  const bool predicted = select == "cdf" || select == "topk" || select == "floor";
   const std::string with = " has no meaning with --select " + select;
   if (!o.map.empty() && select != "map") throw UsageError("--map " + o.map + with);
   if (o.map.empty() && select == "map") throw UsageError("--select map needs --map");
-  if (o.tau && select != "cdf") throw UsageError("--tau" + with);
+  if (o.tau && select != "cdf" && select != "floor") throw UsageError("--tau" + with);
   if (o.topk && select != "topk") throw UsageError("--topk" + with + "; give --select topk");
   if (o.theta && !predicted) throw UsageError("--theta" + with);
-  if (o.sink && !predicted) throw UsageError(std::string(*o.sink ? "--sink" : "--no-sink") + with);
+  const bool guesses = predicted || select == "auto";
+  if (o.predictor && !guesses) throw UsageError("--predictor" + with);
+  if (o.sink && !guesses) throw UsageError(std::string(*o.sink ? "--sink" : "--no-sink") + with);
 }
 
 }  // namespace sparge::cli

@@ -31,11 +31,14 @@ struct Options {
   std::optional<double> scale;
   GridOptions grid;
 
-  std::string precision = "int8";
+  std::optional<std::string> precision, predictor;
   std::optional<std::string> select;
   std::optional<double> tau, topk, theta;
   std::optional<double> pv_skip;  // infinity = off
   std::optional<bool> sink;
+  std::optional<double> target_l1, pv_l1, round_l1;  // of --select auto
+  std::optional<int64_t> seed;
+  std::string preset, layer;
 
   int32_t threads = 0;  // 0 = all
   bool json = false;

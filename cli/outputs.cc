@@ -17,14 +17,6 @@ namespace fs = std::filesystem;
 
 bool IsSafetensors(const std::string& path) { return path.ends_with(".safetensors"); }
 
-bool SameFile(const std::string& a, const std::string& b) {
-  std::error_code error;
-  if (fs::equivalent(a, b, error)) return true;
-  const fs::path left = fs::weakly_canonical(a, error);
-  const fs::path right = fs::weakly_canonical(b, error);
-  return left == right;
-}
-
 void CheckPlace(const std::string& flag, const std::string& path) {
   try {
     io::CheckWritable(path);
@@ -45,10 +37,23 @@ Named Given(const Named& all) {
 
 }  // namespace
 
+bool SameFile(const std::string& a, const std::string& b) {
+  std::error_code error;
+  if (fs::equivalent(a, b, error)) return true;
+  const fs::path left = fs::weakly_canonical(a, error);
+  const fs::path right = fs::weakly_canonical(b, error);
+  return left == right;
+}
+
 void CheckOutputs(const Options& o, io::DType q_dtype) {
   const Named outputs = Given({{"--out", o.out}, {"--lse", o.lse}, {"--map-out", o.map_out}});
-  const Named inputs =
-      Given({{"--q", o.q}, {"--k", o.k}, {"--v", o.v}, {"--tensors", o.tensors}, {"--mask", o.mask}, {"--map", o.map}});
+  const Named inputs = Given({{"--q", o.q},
+                              {"--k", o.k},
+                              {"--v", o.v},
+                              {"--tensors", o.tensors},
+                              {"--mask", o.mask},
+                              {"--map", o.map},
+                              {"--preset", o.preset}});
   for (size_t i = 0; i < outputs.size(); ++i) {
     const auto& [flag, path] = outputs[i];
     const bool may_be_safetensors = flag == "--out";

@@ -27,6 +27,9 @@ class Outputs {
   std::vector<std::unique_ptr<io::AtomicFile>> files_;
 };
 
+// Two names of one file, whether it exists or not.
+bool SameFile(const std::string& a, const std::string& b);
+
 // Writes `text` to stdout; throws if it did not get there (full disk, closed pipe).
 void PrintOut(const std::string& text);
 

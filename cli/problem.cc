@@ -168,13 +168,15 @@ void DescribeAttention(const Options& options, const std::string& path, Problem&
 void DescribeSparsity(const Options& options, Problem& problem) {
   PlanDesc& desc = problem.desc;
   const std::string select = options.Select();
-  desc.precision = options.precision == "fp32"    ? SPARGE_FP32
-                   : options.precision == "int16" ? SPARGE_INT16
-                                                  : SPARGE_INT8;
-  desc.select = select == "all"    ? SPARGE_SELECT_ALL
-                : select == "topk" ? SPARGE_SELECT_TOPK
-                : select == "map"  ? SPARGE_SELECT_MAP
-                                   : SPARGE_SELECT_CDF;
+  const std::string precision = options.precision.value_or("int8");
+  desc.precision = precision == "fp32" ? SPARGE_FP32 : precision == "int16" ? SPARGE_INT16 : SPARGE_INT8;
+  desc.select = select == "all"     ? SPARGE_SELECT_ALL
+                : select == "topk"  ? SPARGE_SELECT_TOPK
+                : select == "map"   ? SPARGE_SELECT_MAP
+                : select == "auto"  ? SPARGE_SELECT_AUTO
+                : select == "floor" ? SPARGE_SELECT_FLOOR
+                                    : SPARGE_SELECT_CDF;
+  if (options.predictor) desc.predictor = *options.predictor == "paper" ? SPARGE_PREDICT_PAPER : SPARGE_PREDICT_KEYS;
   if (options.tau) desc.params.tau = *options.tau;
   if (options.topk) desc.params.topk = *options.topk;
   if (options.theta) desc.params.theta = *options.theta;
@@ -280,6 +282,8 @@ HeadProblem SliceHead(const Problem& problem, int64_t batch, int64_t head) {
   HeadProblem slice{problem.desc, problem.args};
   const int64_t kv_head = head / (problem.desc.q_heads / problem.desc.kv_heads);
   slice.desc.batch = slice.desc.q_heads = slice.desc.kv_heads = 1;
+  if (slice.desc.heads != nullptr) slice.desc.heads += head;
+  if (slice.desc.head_precision != nullptr) slice.desc.head_precision += head;
   slice.args.q = SliceTensor(problem.args.q, batch, head);
   slice.args.k = SliceTensor(problem.args.k, batch, kv_head);
   if (problem.v) slice.args.v = SliceTensor(problem.args.v, batch, kv_head);
@@ -293,6 +297,14 @@ HeadProblem SliceHead(const Problem& problem, int64_t batch, int64_t head) {
     slice.args.map_batch_stride = slice.args.map_head_stride = 0;
   }
   return slice;
+}
+
+std::vector<sparge_head_params> SwitchSkipOff(PlanDesc& desc) {
+  std::vector<sparge_head_params> heads(static_cast<size_t>(desc.q_heads), desc.params);
+  if (desc.heads != nullptr) std::copy_n(desc.heads, desc.q_heads, heads.begin());
+  for (sparge_head_params& head : heads) head.pv_skip = SPARGE_PV_SKIP_OFF;
+  desc.heads = heads.data();
+  return heads;
 }
 
 std::vector<int64_t> MapShape(const Problem& problem) {

@@ -13,6 +13,15 @@
 
 namespace sparge::cli {
 
+// Parameters of each query head, and where they come from (choice.h).
+struct PerHead {
+  std::vector<sparge_head_params> params;
+  std::vector<sparge_precision> precision;
+  std::string preset, layer;            // from a file; or, if empty,
+  std::vector<HeadEstimate> estimates;  // from a calibration made for this one run
+  double calibrate_ms = 0;
+};
+
 // Owns the inputs; `args` points into them (moving keeps the pointers, copying would not).
 struct Problem {
   Problem() = default;
@@ -21,9 +30,10 @@ struct Problem {
 
   io::Tensor q, k;
   std::optional<io::Tensor> v, mask, map;
-  io::Metadata metadata;           // of a .safetensors input
-  std::vector<std::string> notes;  // what was taken from the metadata, for the user
+  io::Metadata metadata;            // of a .safetensors input
+  std::vector<std::string> notes;   // what was taken from the metadata, for the user
   std::optional<TokenGrid> grid;
+  std::optional<PerHead> per_head;  // desc.heads and .head_precision point into it
   PlanDesc desc;
   RunArgs args;  // inputs only: no o, lse, map_out, statistics
 
@@ -41,6 +51,9 @@ struct HeadProblem {
 // Reads `tensors` (a .safetensors file), or options.q, .k and .v if it is empty. Throws UsageError.
 Problem LoadProblem(Verb verb, const Options& options, const std::string& tensors);
 HeadProblem SliceHead(const Problem& problem, int64_t batch, int64_t head);
+
+// Switches PV skip off for all heads of `desc`, which then points into the result.
+std::vector<sparge_head_params> SwitchSkipOff(PlanDesc& desc);
 
 // Of a map file: (H, Tq, Tk), with the batch in front if q has one.
 std::vector<int64_t> MapShape(const Problem& problem);

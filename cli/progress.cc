@@ -36,8 +36,8 @@ Progress::~Progress() {
   if (terminal_) std::fprintf(stderr, "\r\033[K");
 }
 
-void Progress::Step() {
-  ++done_;
+void Progress::Step(int64_t steps) {
+  done_ += steps;
   if (terminal_) {
     Draw();
   } else if (Clock::now() - last_ >= kLineEvery) {

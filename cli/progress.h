@@ -17,7 +17,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void Step();
+  void Step(int64_t steps = 1);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -5,15 +5,13 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "io/preset.h"
+
 namespace sparge::cli {
 namespace {
 
 double Share(int64_t part, int64_t whole) {
   return whole == 0 ? 1.0 : static_cast<double>(part) / static_cast<double>(whole);
-}
-
-const char* PrecisionName(sparge_precision precision) {
-  return precision == SPARGE_FP32 ? "fp32" : precision == SPARGE_INT16 ? "int16" : "int8";
 }
 
 const char* SelectName(sparge_select select) {
@@ -26,17 +24,63 @@ const char* SelectName(sparge_select select) {
       return "topk";
     case SPARGE_SELECT_MAP:
       return "map";
+    case SPARGE_SELECT_AUTO:
+      return "auto";
+    case SPARGE_SELECT_FLOOR:
+      return "floor";
   }
   return "";
 }
 
-bool Predicted(const PlanDesc& desc) { return desc.select == SPARGE_SELECT_CDF || desc.select == SPARGE_SELECT_TOPK; }
+bool HasTau(const PlanDesc& desc) { return desc.select == SPARGE_SELECT_CDF || desc.select == SPARGE_SELECT_FLOOR; }
+bool Predicted(const PlanDesc& desc) { return HasTau(desc) || desc.select == SPARGE_SELECT_TOPK; }
+bool Uniform(const Problem& problem) { return !problem.per_head; }
+const char* SelectName(const Problem& problem) {
+  if (Uniform(problem)) return SelectName(problem.desc.select);
+  return problem.per_head->preset.empty() ? "auto" : "preset";
+}
+Json PvSkip(const sparge_head_params& params) {
+  return std::isinf(params.pv_skip) ? Json("off") : Json(params.pv_skip);
+}
 bool KeepsSink(const PlanDesc& desc) { return desc.keep_sink < 0 ? desc.causal != 0 : desc.keep_sink != 0; }
 double ScaleInForce(const PlanDesc& desc) {
   return desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.qk_dim));
 }
 int64_t OffsetInForce(const PlanDesc& desc) {
   return desc.query_offset == SPARGE_OFFSET_BOTTOM_RIGHT ? desc.kv_tokens - desc.q_tokens : desc.query_offset;
+}
+
+Json EstimateJson(const HeadEstimate& e) {
+  Json json = {{"samples", e.samples}};
+  const auto add = [&json](const char* name, double value, double error) {
+    json[name] = Number(value);
+    json[std::string(name) + "_error"] = Number(error);
+  };
+  add("l1", e.l1, e.l1_error);
+  add("l2", e.pv_l1, e.pv_l1_error);
+  add("round_l1", e.round_l1, e.round_l1_error);
+  json["sparsity"] = Number(e.sparsity);
+  json["work"] = Number(e.work);
+  return json;
+}
+
+// Where the parameters of the heads come from, and what they are. Dense: tau 1 and no PV skip.
+void AddPerHead(Json& json, const PerHead& per_head) {
+  const bool preset = !per_head.preset.empty();
+  json["preset"] = preset ? Json(per_head.preset) : Json(nullptr);
+  json["layer"] = preset ? Json(per_head.layer) : Json(nullptr);
+  if (!preset) json["calibrate_ms"] = per_head.calibrate_ms;
+  json["head_parameters"] = Json::array();
+  for (size_t i = 0; i < per_head.params.size(); ++i) {
+    const sparge_head_params& params = per_head.params[i];
+    Json head = {{"head", i},
+                 {"precision", io::PrecisionName(per_head.precision[i])},
+                 {"theta", params.theta},
+                 {"tau", params.tau},
+                 {"pv_skip", PvSkip(params)}};
+    if (!preset) head["estimate"] = EstimateJson(per_head.estimates[i]);
+    json["head_parameters"].push_back(std::move(head));
+  }
 }
 
 Json Shapes(const Problem& problem) {
@@ -49,6 +93,14 @@ Json Shapes(const Problem& problem) {
   }
   shapes["map"] = {problem.desc.batch, problem.desc.q_heads, problem.q_blocks(), problem.k_blocks()};
   return shapes;
+}
+
+std::string UniformText(const PlanDesc& desc) {
+  std::string text = std::string(io::PrecisionName(desc.precision)) + ", " + SelectName(desc.select);
+  if (HasTau(desc)) text += Format(" tau %g", desc.params.tau);
+  if (desc.select == SPARGE_SELECT_TOPK) text += Format(" %g", desc.params.topk);
+  if (Predicted(desc)) text += Format(" theta %g", desc.params.theta);
+  return text + (std::isinf(desc.params.pv_skip) ? ", pv-skip off" : Format(", pv-skip %g", desc.params.pv_skip));
 }
 
 }  // namespace
@@ -76,12 +128,15 @@ void AddParameters(Json& json, const Problem& problem) {
   const PlanDesc& desc = problem.desc;
   const Json none = nullptr;
   const bool placed = desc.causal != 0 || desc.window != 0;  // else the offset means nothing
-  json["precision"] = PrecisionName(desc.precision);
-  json["select"] = SelectName(desc.select);
-  json["tau"] = desc.select == SPARGE_SELECT_CDF ? Json(desc.params.tau) : none;
+  const bool uniform = Uniform(problem);
+  json["precision"] = uniform ? Json(io::PrecisionName(desc.precision)) : none;
+  json["select"] = SelectName(problem);
+  json["predictor"] = Predicted(desc) ? Json(io::PredictorName(desc.predictor)) : none;
+  json["tau"] = uniform && HasTau(desc) ? Json(desc.params.tau) : none;
   json["topk"] = desc.select == SPARGE_SELECT_TOPK ? Json(desc.params.topk) : none;
-  json["theta"] = Predicted(desc) ? Json(desc.params.theta) : none;
-  json["pv_skip"] = std::isinf(desc.params.pv_skip) ? Json("off") : Json(desc.params.pv_skip);
+  json["theta"] = uniform && Predicted(desc) ? Json(desc.params.theta) : none;
+  json["pv_skip"] = uniform ? PvSkip(desc.params) : none;
+  if (!uniform) AddPerHead(json, *problem.per_head);
   json["sink"] = Predicted(desc) ? Json(KeepsSink(desc)) : none;
   json["causal"] = desc.causal != 0;
   json["query_offset"] = placed ? Json(OffsetInForce(desc)) : none;
@@ -119,11 +174,10 @@ std::string Dump(const Json& json) {
 
 std::string ParameterText(const Problem& problem) {
   const PlanDesc& desc = problem.desc;
-  std::string text = std::string(PrecisionName(desc.precision)) + ", " + SelectName(desc.select);
-  if (desc.select == SPARGE_SELECT_CDF) text += Format(" tau %g", desc.params.tau);
-  if (desc.select == SPARGE_SELECT_TOPK) text += Format(" %g", desc.params.topk);
-  if (Predicted(desc)) text += Format(" theta %g", desc.params.theta);
-  text += std::isinf(desc.params.pv_skip) ? ", pv-skip off" : Format(", pv-skip %g", desc.params.pv_skip);
+  std::string text = Uniform(problem) ? UniformText(desc) : SelectName(problem);
+  if (!Uniform(problem) && !problem.per_head->preset.empty()) {
+    text += " " + problem.per_head->preset + ", layer " + problem.per_head->layer;
+  }
   if (desc.causal != 0) text += ", causal";
   if (desc.window != 0) text += Format(", window %lld", static_cast<long long>(desc.window));
   if (problem.mask) text += ", mask";

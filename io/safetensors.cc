@@ -4,8 +4,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <utility>
+
+#include "io/strict_json.h"
 
 namespace sparge::io {
 namespace {
@@ -32,41 +33,6 @@ const char* NameOf(DType dtype) {
     if (dtype == known) return text;
   }
   return "";
-}
-
-// A parser callback that refuses what the JSON library would take silently: repeated keys (it keeps the last one), and
-// nesting deep enough to cost memory for nothing.
-class StrictKeys {
- public:
-  explicit StrictKeys(std::string_view file) : file_(file) {}
-
-  bool operator()(int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth > kDeepestNesting) throw Error(file_, "header: JSON is nested too deeply");
-    if (event == Json::parse_event_t::object_start) keys_.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys_.pop_back();
-    if (event == Json::parse_event_t::key) {
-      const std::string& key = parsed.get_ref<const std::string&>();
-      if (!keys_.back().insert(key).second) throw Error(file_, "header has the key " + Quoted(key) + " twice");
-    }
-    return true;
-  }
-
- private:
-  std::string_view file_;
-  std::vector<std::set<std::string>> keys_;  // one set per open object
-};
-
-Json ParseJson(std::string_view text, std::string_view file) {
-  // The callback is copied by the parser, its state must not be.
-  StrictKeys strict(file);
-  const auto callback = [&strict](int depth, Json::parse_event_t event, Json& parsed) {
-    return strict(depth, event, parsed);
-  };
-  try {
-    return Json::parse(text, callback);
-  } catch (const Json::exception& error) {
-    throw Error(file, "header is not valid JSON (exception " + std::to_string(error.id) + "): " + Quoted(text));
-  }
 }
 
 // A non-negative integer that fits, or nothing.
@@ -152,7 +118,7 @@ Safetensors Safetensors::Parse(std::vector<std::byte> file, std::string name) {
                           std::to_string(rest) + " more");
   }
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, static_cast<size_t>(length));
-  const Json header = ParseJson(text, name);
+  const Json header = ParseStrictJson(text, name, "header", kDeepestNesting);
   if (!header.is_object()) throw Error(name, "header is not a JSON object");
 
   Safetensors result;

@@ -15,6 +15,7 @@
 #include "src/base/isa.h"
 #include "src/base/status.h"
 #include "src/base/threads.h"
+#include "src/calibration.h"
 #include "src/kernel/kernels.h"
 #include "src/kernel/state.h"
 #include "src/permute.h"
@@ -27,8 +28,14 @@ struct sparge_context {
 };
 
 struct sparge_plan {
-  sparge::Plan plan;
+  std::vector<sparge::Plan> plans;  // plan.h: MakePlans
   size_t workspace_size;
+
+  const sparge::Plan& front() const { return plans.front(); }
+};
+
+struct sparge_calibration {
+  sparge::Calibration calibration;
 };
 
 namespace sparge {
@@ -93,7 +100,7 @@ const sparge_plan& CheckedPlan(const sparge_plan* plan) {
 
 sparge_run_args CheckedArgs(const sparge_plan& plan, const sparge_run_args* given, Call call) {
   const sparge_run_args args = CopySized("args", given, Defaults(&sparge_run_args_init));
-  CheckArgs(plan.plan, args, call, call == Call::kReference ? 0 : plan.workspace_size);
+  CheckArgs(plan.front(), args, call, call == Call::kReference ? 0 : plan.workspace_size);
   SPARGE_REQUIRE(args.stats == nullptr ||
                      (args.stats->struct_size >= sizeof(size_t) && args.stats->struct_size <= sizeof(sparge_stats)),
                  "stats.struct_size=%zu is not that of this library (%zu); call sparge_stats_init",
@@ -254,8 +261,12 @@ sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc
     *out = nullptr;
     SPARGE_REQUIRE(context != nullptr, "context is NULL");
     const sparge_plan_desc desc = CopySized("desc", given, Defaults(&sparge_plan_desc_init));
-    auto plan = std::make_unique<sparge_plan>(sparge_plan{MakePlan(context->runtime, desc), 0});
-    plan->workspace_size = WorkspaceSize(plan->plan);
+    Calibration* calibration = desc.calibration == nullptr ? nullptr : &desc.calibration->calibration;
+    SPARGE_REQUIRE(calibration == nullptr || calibration->q_heads() == desc.q_heads,
+                   "q_heads=%" PRId64 " is not the %" PRId64 " of the calibration", desc.q_heads,
+                   calibration->q_heads());
+    auto plan = std::make_unique<sparge_plan>(sparge_plan{MakePlans(context->runtime, desc, calibration), 0});
+    plan->workspace_size = WorkspaceSize(plan->plans);
     *out = plan.release();
   });
 }
@@ -263,8 +274,8 @@ sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc
 void sparge_plan_destroy(sparge_plan* plan) { delete plan; }
 size_t sparge_plan_workspace_size(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->workspace_size; }
 void sparge_plan_map_shape(const sparge_plan* plan, int64_t* q_blocks, int64_t* k_blocks) {
-  *q_blocks = plan == nullptr ? 0 : plan->plan.q_blocks;
-  *k_blocks = plan == nullptr ? 0 : plan->plan.k_blocks;
+  *q_blocks = plan == nullptr ? 0 : plan->front().q_blocks;
+  *k_blocks = plan == nullptr ? 0 : plan->front().k_blocks;
 }
 
 void sparge_run_args_init(sparge_run_args* args) {
@@ -277,15 +288,82 @@ void sparge_stats_init(sparge_stats* stats) {
 }
 
 sparge_status sparge_run(const sparge_plan* plan, const sparge_run_args* args) {
-  return Guard([&] { Attend(CheckedPlan(plan).plan, CheckedArgs(CheckedPlan(plan), args, Call::kRun)); });
+  return Guard([&] { Attend(CheckedPlan(plan).plans, CheckedArgs(CheckedPlan(plan), args, Call::kRun)); });
 }
 
 sparge_status sparge_predict(const sparge_plan* plan, const sparge_run_args* args) {
-  return Guard([&] { Predict(CheckedPlan(plan).plan, CheckedArgs(CheckedPlan(plan), args, Call::kPredict)); });
+  return Guard([&] { Predict(CheckedPlan(plan).plans, CheckedArgs(CheckedPlan(plan), args, Call::kPredict)); });
 }
 
 sparge_status sparge_reference(const sparge_plan* plan, const sparge_run_args* args) {
-  return Guard([&] { Reference(CheckedPlan(plan).plan, CheckedArgs(CheckedPlan(plan), args, Call::kReference)); });
+  return Guard([&] { Reference(CheckedPlan(plan).front(), CheckedArgs(CheckedPlan(plan), args, Call::kReference)); });
+}
+
+void sparge_calibration_desc_init(sparge_calibration_desc* desc) {
+  *desc = {sizeof(*desc), 0, 0.02, 0.025, 0.05, 0};
+}
+
+sparge_status sparge_calibration_create(const sparge_calibration_desc* given, sparge_calibration** out) {
+  return Guard([&] {
+    SPARGE_REQUIRE(out != nullptr, "out is NULL");
+    *out = nullptr;
+    const auto desc = CopySized("desc", given, Defaults(&sparge_calibration_desc_init));
+    *out = new sparge_calibration{Calibration(desc)};
+  });
+}
+
+void sparge_calibration_destroy(sparge_calibration* calibration) { delete calibration; }
+
+void sparge_head_estimate_init(sparge_head_estimate* estimate) {
+  *estimate = {};
+  estimate->struct_size = sizeof(*estimate);
+}
+
+sparge_status sparge_calibration_head(const sparge_calibration* calibration, int64_t head, sparge_head_estimate* out) {
+  return Guard([&] {
+    SPARGE_REQUIRE(calibration != nullptr, "calibration is NULL");
+    sparge_head_estimate estimate = CopySized("out", out, Defaults(&sparge_head_estimate_init));
+    calibration->calibration.Describe(head, estimate);
+    std::memcpy(out, &estimate, estimate.struct_size);
+  });
+}
+
+sparge_status sparge_calibration_set_bounds(sparge_calibration* calibration, int64_t head, double target_l1,
+                                            double pv_l1) {
+  return Guard([&] {
+    SPARGE_REQUIRE(calibration != nullptr, "calibration is NULL");
+    calibration->calibration.SetBounds(head, target_l1, pv_l1);
+  });
+}
+
+sparge_status sparge_calibration_save(const sparge_calibration* calibration, void* buffer, size_t* size) {
+  return Guard([&] {
+    SPARGE_REQUIRE(calibration != nullptr, "calibration is NULL");
+    SPARGE_REQUIRE(size != nullptr, "size is NULL");
+    const size_t room = *size;
+    *size = calibration->calibration.SavedSize();
+    if (buffer == nullptr) return;
+    SPARGE_REQUIRE(room >= *size, "size=%zu is less than the %zu needed", room, *size);
+    calibration->calibration.Save(static_cast<std::byte*>(buffer));
+  });
+}
+
+sparge_status sparge_calibration_load(const void* data, size_t size, sparge_calibration** out) {
+  return Guard([&] {
+    SPARGE_REQUIRE(out != nullptr, "out is NULL");
+    *out = nullptr;
+    SPARGE_REQUIRE(data != nullptr, "data is NULL");
+    *out = new sparge_calibration{Calibration(static_cast<const std::byte*>(data), size)};
+  });
+}
+
+sparge_status sparge_calibrate(const sparge_plan* plan, const sparge_run_args* args, double effort) {
+  return Guard([&] {
+    const sparge_run_args checked = CheckedArgs(CheckedPlan(plan), args, Call::kCalibrate);
+    SPARGE_REQUIRE(effort > 0 && effort <= 1, "effort=%g is not above 0 and at most 1", effort);
+    SPARGE_REQUIRE(plan->front().select == SPARGE_SELECT_AUTO, "plan has no calibration: its select is not AUTO");
+    Calibrate(plan->plans, checked, effort);
+  });
 }
 
 sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t tokens, int64_t dim, const sparge_partial* a,

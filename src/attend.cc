@@ -1,4 +1,4 @@
-// The algorithm, top to bottom: pack, predict, schedule, kernel, output.
+// The algorithm, top to bottom: pack, (measure,) predict, schedule, kernel, output.
 #include "src/attend.h"
 
 #include <bit>
@@ -9,6 +9,7 @@
 #include "src/base/half.h"
 #include "src/base/threads.h"
 #include "src/kernel/state.h"
+#include "src/measure.h"
 #include "src/pack.h"
 #include "src/predict.h"
 #include "src/schedule.h"
@@ -16,13 +17,12 @@
 namespace sparge {
 namespace {
 
-constexpr double kLog2e = 1.44269504088896340736;
-
 // All memory of one call.
 struct Workspace {
   Packed packed;
   BlockMap map;
   Schedule schedule;
+  Measuring measuring;  // automatic plans only
   int32_t* kept;  // per worker: indices of a row's kept tiles
   float* states;  // per worker, then per part: one query block's (m, l, o)
 
@@ -44,15 +44,28 @@ Workspace LayWorkspace(const Plan& plan, Arena& arena) {
   w.map = LayBlockMap(plan, arena);
   w.schedule = LaySchedule(plan, arena);
   w.kept = arena.Take<int32_t>(workers * plan.k_blocks);
+  if (plan.measures()) w.measuring = LayMeasuring(plan, arena);
   w.states = arena.Take<float>((workers + MaxParts(plan)) * Workspace::StateFloats(plan));
   return w;
 }
 
+// What an automatic plan decides per call, before the workspace.
+struct Decisions {
+  sparge_head_params* params;  // per query head
+  uint8_t* active;             // per query head: in the plan at hand
+  uint8_t* done;               // per query head: in this or an earlier plan
+};
+
+Decisions LayDecisions(const Plan& plan, Arena& arena) {
+  if (!plan.measures()) return {};
+  return {arena.Take<sparge_head_params>(plan.q_heads), arena.Take<uint8_t>(plan.q_heads),
+          arena.Take<uint8_t>(plan.q_heads)};
+}
+
 // The caller's memory, from its first aligned byte on.
-Workspace PlaceWorkspace(const Plan& plan, const sparge_run_args& args) {
+Arena ArenaOf(const sparge_run_args& args) {
   const auto address = reinterpret_cast<uintptr_t>(args.workspace);
-  Arena arena(static_cast<std::byte*>(args.workspace) + (RoundUp(address, Arena::kAlignment) - address));
-  return LayWorkspace(plan, arena);
+  return Arena(static_cast<std::byte*>(args.workspace) + (RoundUp(address, Arena::kAlignment) - address));
 }
 
 class Stopwatch {
@@ -79,48 +92,6 @@ int64_t ListKept(const uint64_t* bits, int64_t words, int64_t begin, int64_t end
     }
   }
   return count;
-}
-
-// The kernel's arguments for one work item.
-KernelArgs ArgsFor(const Plan& plan, const sparge_run_args& args, const Workspace& w, const WorkItem& item) {
-  const BlockId id = FindQueryBlock(plan, item.row);
-  const Sequence& s = plan.sequences[id.sequence];
-  const Packed& p = w.packed;
-  const int64_t keys = plan.KeyBlock(id.head / plan.heads_per_kv, s, 0);
-  KernelArgs k{};
-  const int64_t lanes = plan.direct() ? plan.dim_pad() : plan.row_lanes();
-  k.query = {p.queries + item.row * kBlockQ * lanes * kLaneBytes,
-             lanes,
-             p.q_factor + item.row * kBlockQ,
-             p.q_shift + item.row * kBlockQ,
-             id.block * kBlockQ,
-             static_cast<int>(s.QueriesIn(id.block))};
-  k.rule.visible = s.visible;
-  k.rule.softcap = static_cast<float>(plan.softcap * kLog2e);
-  k.rule.slope = plan.alibi_slopes.empty() ? 0.0f : static_cast<float>(plan.alibi_slopes[id.head] * kLog2e);
-  k.rule.mask_type = plan.mask;
-  k.rule.mask = MaskRow(plan, args.mask, id.sequence, id.head, k.query.first);
-  k.rule.mask_stride = args.mask.query_stride;
-  k.masked_tiles = w.map.MaskedRow(item.row);
-  k.skip = static_cast<float>(plan.heads[id.head].pv_skip * kLog2e);
-  k.blocks.channels = plan.channels();
-  if (plan.direct()) {
-    const int64_t kv_head = id.head / plan.heads_per_kv;
-    k.direct = {RowsOf(plan, args.k, id.sequence, kv_head, s.k_begin, s.k_count, plan.qk_dim),
-                RowsOf(plan, args.v, id.sequence, kv_head, s.k_begin, s.k_count, plan.v_dim)};
-    return k;
-  }
-  const int64_t values = keys * (kBlockK / PerLane(plan.precision)) * plan.channels() * kLaneBytes;
-  k.blocks = {p.keys + keys * kBlockK * lanes * kLaneBytes,
-              p.key_scale + keys * kBlockK,
-              p.key_start + keys * plan.grid().Sums(plan.row_lanes()) * kBlockK,
-              p.poison + keys,
-              p.values + values,
-              p.value_scale + keys * plan.channels(),
-              p.fine_values + values,
-              p.fine + keys,
-              plan.channels()};
-  return k;
 }
 
 // Output of one query block: sink, log-sum-exp, o / l.
@@ -152,9 +123,13 @@ void FinishRow(const Plan& plan, const sparge_run_args& args, const Workspace& w
                                 args.o.token_stride, out.order});
 }
 
-void RunItem(const Plan& plan, const sparge_run_args& args, const Workspace& w, int32_t worker, WorkItem& item) {
+void RunItem(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Workspace& w,
+             int32_t worker, WorkItem& item) {
   int32_t* kept = w.kept + worker * plan.k_blocks;
-  KernelArgs k = ArgsFor(plan, args, w, item);
+  const BlockId id = FindQueryBlock(plan, item.row);
+  KernelArgs k = BlockArgs(plan, args, w.packed, id);
+  k.masked_tiles = w.map.MaskedRow(item.row);
+  k.skip = static_cast<float>(heads.params[id.head].pv_skip * kLog2e);
   k.kept = kept;
   k.kept_count = ListKept(w.map.KeptRow(item.row), w.map.words, item.begin, item.end, kept);
   k.state = item.part < 0 ? w.WorkerState(plan, worker) : w.PartState(plan, item.part);
@@ -191,7 +166,6 @@ void CountWork(const Plan& plan, const sparge_run_args& args, const Workspace& w
     Add(part, stats.total);
     if (args.head_stats != nullptr) Add(part, args.head_stats[id.sequence * plan.q_heads + id.head]);
   };
-  if (args.head_stats != nullptr) std::fill_n(args.head_stats, plan.batch() * plan.q_heads, sparge_head_stats{});
   for (int64_t row = 0; row < plan.q_heads * plan.all_q_blocks; ++row) {
     const BlockId id = FindQueryBlock(plan, row);
     const int64_t groups = GroupsOf(plan, id);
@@ -205,67 +179,159 @@ void CountWork(const Plan& plan, const sparge_run_args& args, const Workspace& w
   }
 }
 
-void WriteResults(const Plan& plan, const sparge_run_args& args, const Workspace& w, sparge_stats& stats) {
-  if (args.map_out != nullptr) WriteMap(plan, w.map, args.map_out);
-  if (args.stats == nullptr && args.head_stats == nullptr) return;
-  CountWork(plan, args, w, stats);
+// The figures of one pass, added to those of the passes before.
+void CountPass(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Workspace& w,
+               sparge_stats& stats) {
+  if (args.map_out != nullptr) WriteMap(plan, heads, w.map, args.map_out);
+  if (args.stats != nullptr || args.head_stats != nullptr) CountWork(plan, args, w, stats);
+}
+
+// What passes add to begins with zeros.
+void ClearResults(const Plan& plan, const sparge_run_args& args) {
+  if (args.map_out != nullptr) std::fill_n(args.map_out, plan.AllTiles(), uint8_t{0});
+  if (args.pv_out != nullptr) std::fill_n(args.pv_out, plan.AllTiles(), uint8_t{0});
+  if (args.mass_out != nullptr) std::fill_n(args.mass_out, plan.AllTiles(), 0.0f);
+  if (args.head_stats != nullptr) std::fill_n(args.head_stats, plan.batch() * plan.q_heads, sparge_head_stats{});
+}
+
+void WriteStats(const Plan& plan, const sparge_run_args& args, sparge_stats& stats) {
+  if (args.stats == nullptr) return;
   stats.group_rows = plan.runtime.kernels->group_rows;
   stats.threads = plan.runtime.executor.workers;
   stats.isa = IsaName(plan.runtime.isa);
-  stats.total_ms = stats.pack_ms + stats.predict_ms + stats.schedule_ms + stats.kernel_ms;
-  if (args.stats != nullptr) {
-    stats.struct_size = args.stats->struct_size;
-    std::copy_n(reinterpret_cast<const std::byte*>(&stats), std::min(stats.struct_size, sizeof(stats)),
-                reinterpret_cast<std::byte*>(args.stats));
+  stats.total_ms = stats.pack_ms + stats.measure_ms + stats.predict_ms + stats.schedule_ms + stats.kernel_ms;
+  stats.struct_size = args.stats->struct_size;
+  std::copy_n(reinterpret_cast<const std::byte*>(&stats), std::min(stats.struct_size, sizeof(stats)),
+              reinterpret_cast<std::byte*>(args.stats));
+}
+
+// An automatic plan: which heads it takes. Of two plans, the first one has fewer bits and leaves to the second what needs
+// more.
+void TakeHeads(const std::vector<Plan>& plans, const Plan& plan, const Decisions& decisions) {
+  const bool first = &plan == &plans.front();
+  const bool last = &plan == &plans.back();
+  for (int64_t h = 0; h < plan.q_heads; ++h) {
+    if (first) decisions.done[h] = 0;
+    decisions.active[h] = last ? !decisions.done[h] : !plan.calibration->Setting(h).wide;
   }
+}
+
+// Measures samples of the active heads, and takes what the calibration makes of them. `sampling.head` is 0.
+void Decide(const std::vector<Plan>& plans, const Plan& plan, const sparge_run_args& args, const Workspace& w,
+            Sampling sampling, const Decisions& decisions) {
+  const HeadChoice heads{decisions.params, decisions.active};
+  while (const int64_t count = NextSamples(plan, heads, sampling, w.measuring.samples)) {
+    MeasureSamples(plan, args, w.packed, w.map, w.measuring, count);
+  }
+  const bool last = &plan == &plans.back();
+  for (int64_t h = 0; h < plan.q_heads; ++h) {
+    const HeadSetting setting = plan.calibration->Setting(h);
+    decisions.params[h] = setting.params;
+    if (setting.wide && !last) decisions.active[h] = 0;
+    decisions.done[h] |= decisions.active[h];
+  }
+}
+
+// All stages for the active heads of one plan.
+void AttendHeads(const std::vector<Plan>& plans, const Plan& plan, const HeadChoice& heads,
+                 const sparge_run_args& args, Workspace& w, const Decisions& decisions, const Sampling& sampling,
+                 sparge_stats& stats) {
+  Stopwatch watch;
+  if (plan.direct()) {
+    PackDirect(plan, args, w.packed);
+  } else {
+    PackAll(plan, heads, args, /*with_values=*/true, w.packed);
+  }
+  stats.pack_ms += watch.Lap();
+
+  if (plan.measures()) Decide(plans, plan, args, w, sampling, decisions);
+  stats.measure_ms += watch.Lap();
+
+  PredictAll(plan, heads, args, w.packed, w.map);
+  stats.predict_ms += watch.Lap();
+
+  MakeSchedule(plan, heads, w.map, w.schedule);
+  stats.schedule_ms += watch.Lap();
+
+  const sparge_executor& executor = plan.runtime.executor;
+  ForEach(executor, w.schedule.item_count,
+          [&](int32_t worker, int64_t i) { RunItem(plan, heads, args, w, worker, w.schedule.items[i]); });
+  ForEach(executor, w.schedule.split_count,
+          [&](int32_t, int64_t i) { JoinParts(plan, args, w, w.schedule.split_rows[i]); });
+  stats.kernel_ms += watch.Lap();
+}
+
+// body(plan, heads, workspace, decisions) for every plan that has heads to do.
+template <class Body>
+void ForEachPlan(const std::vector<Plan>& plans, const sparge_run_args& args, const Body& body) {
+  for (const Plan& plan : plans) {
+    Arena arena = ArenaOf(args);
+    const Decisions decisions = LayDecisions(plan, arena);  // in the same place for every plan
+    HeadChoice heads{plan.heads.data(), plan.active.data()};
+    if (plan.measures()) {
+      TakeHeads(plans, plan, decisions);
+      heads = {decisions.params, decisions.active};
+    }
+    if (std::all_of(heads.active, heads.active + plan.q_heads, [](uint8_t active) { return active == 0; })) continue;
+    Workspace w = LayWorkspace(plan, arena);
+    body(plan, heads, w, decisions);
+  }
+}
+
+// A negative effort: what each head needs.
+Sampling StartSampling(const Plan& plan, double effort) {
+  return {plan.measures() ? plan.calibration->NextCall() : 0, effort};
 }
 
 }  // namespace
 
-size_t WorkspaceSize(const Plan& plan) {
-  Arena arena;
-  LayWorkspace(plan, arena);
-  return arena.used() + Arena::kAlignment;  // the caller's memory need not be aligned
-}
-
-void Attend(const Plan& plan, const sparge_run_args& args) {
-  Workspace w = PlaceWorkspace(plan, args);
-  sparge_stats stats{};
-  Stopwatch watch;
-
-  if (plan.direct()) {
-    PackDirect(plan, args, w.packed);
-  } else {
-    PackAll(plan, args, /*with_values=*/true, w.packed);
+size_t WorkspaceSize(const std::vector<Plan>& plans) {
+  size_t most = 0;
+  for (const Plan& plan : plans) {
+    Arena arena;
+    LayDecisions(plan, arena);
+    LayWorkspace(plan, arena);
+    most = std::max(most, arena.used());
   }
-  stats.pack_ms = watch.Lap();
-
-  PredictAll(plan, args, w.packed, w.map);
-  stats.predict_ms = watch.Lap();
-
-  MakeSchedule(plan, w.map, w.schedule);
-  stats.schedule_ms = watch.Lap();
-
-  const sparge_executor& executor = plan.runtime.executor;
-  if (args.pv_out != nullptr) std::fill_n(args.pv_out, plan.AllTiles(), uint8_t{0});
-  ForEach(executor, w.schedule.item_count,
-          [&](int32_t worker, int64_t i) { RunItem(plan, args, w, worker, w.schedule.items[i]); });
-  ForEach(executor, w.schedule.split_count,
-          [&](int32_t, int64_t i) { JoinParts(plan, args, w, w.schedule.split_rows[i]); });
-  stats.kernel_ms = watch.Lap();
-
-  WriteResults(plan, args, w, stats);
+  return most + Arena::kAlignment;  // the caller's memory need not be aligned
 }
 
-void Predict(const Plan& plan, const sparge_run_args& args) {
-  Workspace w = PlaceWorkspace(plan, args);
+void Attend(const std::vector<Plan>& plans, const sparge_run_args& args) {
+  const Sampling sampling = StartSampling(plans.front(), -1);
   sparge_stats stats{};
-  Stopwatch watch;
-  if (plan.predicts()) PackAll(plan, args, /*with_values=*/false, w.packed);
-  stats.pack_ms = watch.Lap();
-  PredictAll(plan, args, w.packed, w.map);
-  stats.predict_ms = watch.Lap();
-  WriteResults(plan, args, w, stats);
+  ClearResults(plans.front(), args);
+  ForEachPlan(plans, args, [&](const Plan& plan, const HeadChoice& heads, Workspace& w, const Decisions& decisions) {
+    AttendHeads(plans, plan, heads, args, w, decisions, sampling, stats);
+    CountPass(plan, heads, args, w, stats);
+  });
+  WriteStats(plans.front(), args, stats);
+}
+
+void Predict(const std::vector<Plan>& plans, const sparge_run_args& args) {
+  sparge_stats stats{};
+  ClearResults(plans.front(), args);
+  ForEachPlan(plans, args, [&](const Plan& plan, const HeadChoice& heads, Workspace& w, const Decisions& decisions) {
+    Stopwatch watch;
+    if (plan.predicts()) PackAll(plan, heads, args, /*with_values=*/false, w.packed);
+    stats.pack_ms += watch.Lap();
+    for (int64_t h = 0; plan.measures() && h < plan.q_heads; ++h) {  // as calibrated so far
+      decisions.params[h] = plan.calibration->Setting(h).params;
+      decisions.done[h] |= decisions.active[h];
+    }
+    PredictAll(plan, heads, args, w.packed, w.map);
+    stats.predict_ms += watch.Lap();
+    CountPass(plan, heads, args, w, stats);
+  });
+  WriteStats(plans.front(), args, stats);
+}
+
+void Calibrate(const std::vector<Plan>& plans, const sparge_run_args& args, double effort) {
+  const Sampling sampling = StartSampling(plans.front(), effort);
+  ForEachPlan(plans, args, [&](const Plan& plan, const HeadChoice& heads, Workspace& w, const Decisions& decisions) {
+    if (!plan.measures()) return;
+    PackAll(plan, heads, args, /*with_values=*/true, w.packed);
+    Decide(plans, plan, args, w, sampling, decisions);
+  });
 }
 
 }  // namespace sparge

@@ -1,20 +1,24 @@
-// Attention as a whole: the stages one after the other over a workspace.
+// Attention as a whole: the stages one after the other over a workspace, for each plan of a call (plan.h, MakePlans).
 #ifndef SPARGE_SRC_ATTEND_H_
 #define SPARGE_SRC_ATTEND_H_
 
 #include <cstddef>
+#include <vector>
 
 #include "src/plan.h"
 
 namespace sparge {
 
-size_t WorkspaceSize(const Plan& plan);
+size_t WorkspaceSize(const std::vector<Plan>& plans);
 
 // Both stages. Arguments have been checked.
-void Attend(const Plan& plan, const sparge_run_args& args);
+void Attend(const std::vector<Plan>& plans, const sparge_run_args& args);
 
 // Stage 1 only.
-void Predict(const Plan& plan, const sparge_run_args& args);
+void Predict(const std::vector<Plan>& plans, const sparge_run_args& args);
+
+// Measures for the plans' calibration only; `effort` is the share of a dense call to spend.
+void Calibrate(const std::vector<Plan>& plans, const sparge_run_args& args, double effort);
 
 }  // namespace sparge
 #endif  // SPARGE_SRC_ATTEND_H_

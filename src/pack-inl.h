@@ -183,23 +183,42 @@ HWY_INLINE VF LargestSumNorm(const PackRowsArgs& args, const Batch& batch) {
   return hn::Sqrt(largest);
 }
 
-// Mean and self-similarity of a block: sums while its rows pass by.
+// Means and self-similarity of a block: sums while its rows pass by.
 struct Summary {
-  float* mean;
+  float* mean;  // of the pool at hand
   float* unit;  // sum of unit vectors
-  int64_t pad, count;
-  int32_t tokens = 0;
+  int64_t pad, count, pool_rows;
+  int32_t tokens = 0;       // finite ones
+  int64_t pool_begin = 0;   // first row of the pool
+  int32_t pool_tokens = 0;  // finite ones of the pool
 
+  HWY_INLINE int64_t PoolCount() const { return std::min(pool_rows, count - pool_begin); }
   HWY_INLINE void Start() {
     std::fill_n(mean, pad, 0.0f);
     std::fill_n(unit, pad, 0.0f);
   }
+  // Corrects the mean if some tokens of the pool were not finite.
+  HWY_INLINE void FinishPool() {
+    if (pool_tokens == 0 || pool_tokens == PoolCount()) return;
+    const float by = static_cast<float>(PoolCount()) / static_cast<float>(pool_tokens);
+    for (int64_t i = 0; i < pad; ++i) mean[i] *= by;
+  }
   HWY_INLINE void Add(const Batch& batch) {
     const F32 d;
-    tokens += std::popcount(batch.finite & ((uint32_t{1} << batch.count) - 1));
+    if (batch.first >= pool_begin + pool_rows) {
+      FinishPool();
+      pool_begin += pool_rows;
+      pool_tokens = 0;
+      mean += pad;
+      std::fill_n(mean, pad, 0.0f);
+    }
+    const int finite = std::popcount(batch.finite & ((uint32_t{1} << batch.count) - 1));
+    tokens += finite;
+    pool_tokens += finite;
+    const auto pool_count = static_cast<float>(PoolCount());
     float mean_by[kLanes], unit_by[kLanes];
     for (int r = 0; r < batch.count; ++r) {
-      mean_by[r] = batch.inverse_pre[r] / static_cast<float>(count);
+      mean_by[r] = batch.inverse_pre[r] / pool_count;
       // A row of zeros has no direction: it counts as a token and adds nothing.
       unit_by[r] = batch.norm[r] > 0 ? 1.0f / batch.norm[r] : 0.0f;
     }
@@ -215,13 +234,11 @@ struct Summary {
       hn::Store(unit_sum, d, unit + i);
     }
   }
-  // Returns the similarity; corrects the mean if some of the `count` tokens were not finite.
+  // Returns the similarity.
   HWY_INLINE float Finish() {
+    FinishPool();
     if (tokens == 0) return 0.0f;
     const float n = static_cast<float>(tokens);
-    if (tokens < count) {
-      for (int64_t i = 0; i < pad; ++i) mean[i] *= static_cast<float>(count) / n;
-    }
     return std::min(SquaredNorm(unit, pad) / (n * n), 1.0f);
   }
 };
@@ -362,7 +379,8 @@ template <sparge_precision kPrecision>
 uint64_t PackRows(const PackRowsArgs& args) {
   Batch batch;
   batch.rows = args.scratch;
-  Summary summary{args.mean, args.scratch + kLanes * args.dim_pad, args.dim_pad, args.tokens.count};
+  Summary summary{args.mean, args.scratch + kLanes * args.dim_pad, args.dim_pad, args.tokens.count,
+                  args.pool_rows};
   if (args.mean != nullptr) summary.Start();
   uint64_t not_finite = 0;
   for (batch.first = 0; batch.first < args.tokens.count; batch.first += kLanes) {

@@ -10,7 +10,6 @@
 namespace sparge {
 namespace {
 
-constexpr double kLog2e = 1.44269504088896340736;
 // No score exceeds this in log2 units (rotated rows: this times the root of the rotation block, at most 23). It is far
 // beyond where softmax is one-hot for any two different floats, and its differences and negations are finite.
 constexpr double kScoreLimit = 1e30;
@@ -25,6 +24,7 @@ double UnitFor(float max_abs) {
 // All that the block functions share.
 struct Packer {
   const Plan& plan;
+  const HeadChoice& heads;
   const sparge_run_args& args;
   const Packed& packed;
   const PackOps& ops;
@@ -45,6 +45,7 @@ struct Packer {
 // First pass: block means (kept where the summaries will be) and magnitudes.
 void Packer::MeasureBlock(int32_t worker, int64_t task) const {
   const BlockId id = FindKeyBlock(plan, task);
+  if (!heads.KvActive(plan, id.head)) return;
   float* scratch = Scratch(worker);
   const Measured k =
       ops.measure(KeyRows(id, args.k, plan.qk_dim), plan.dim_pad(), packed.k.mean + task * plan.dim_pad(), scratch);
@@ -56,6 +57,7 @@ void Packer::MeasureBlock(int32_t worker, int64_t task) const {
 
 // Mean of all finite keys of a sequence and kv head, and the units.
 void Packer::ChooseUnits(int64_t index) const {
+  if (!heads.KvActive(plan, index % plan.kv_heads)) return;
   const Sequence& s = plan.sequences[index / plan.kv_heads];
   const int64_t first = plan.KeyBlock(index % plan.kv_heads, s, 0);
   float k_max = 0, v_max = 0;
@@ -80,6 +82,7 @@ void Packer::ChooseUnits(int64_t index) const {
 
 void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   const BlockId id = FindKeyBlock(plan, task);
+  if (!heads.KvActive(plan, id.head)) return;
   const int64_t index = UnitIndex(id.sequence, id.head);
   const KeyUnits units = packed.units[index];
   const QuantGrid& grid = plan.grid();
@@ -100,7 +103,10 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   rows.scale = integer ? packed.key_scale + task * kBlockK : nullptr;
   rows.start = grid.q_offset != 0 ? packed.key_start + task * starts : nullptr;
   rows.start_offset = grid.q_offset;
-  rows.mean = plan.predicts() ? packed.k.mean + task * plan.dim_pad() : nullptr;
+  // The predictor `keys` looks at every key instead.
+  const bool summarise = plan.predicts() && plan.predictor == SPARGE_PREDICT_PAPER;
+  rows.mean = summarise ? packed.k.mean + task * plan.dim_pad() : nullptr;
+  rows.pool_rows = kBlockK;
   rows.similarity = packed.k.similarity + task;
   rows.scratch = Scratch(worker);
   if (rows.tokens.count < kBlockK) {  // what pads the last block must be numbers, too
@@ -131,14 +137,11 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   packed.poison[task] = poison;
 }
 
-void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
-  const BlockId id = FindQueryBlock(plan, task);
-  const Sequence& s = plan.sequences[id.sequence];
-  const int64_t index = UnitIndex(id.sequence, id.head / plan.heads_per_kv);
+// How queries of one sequence and head become rows of the kernel; tokens and places are the caller's to fill in.
+PackRowsArgs QueryArgs(const Plan& plan, const Packed& packed, const BlockId& id) {
+  const int64_t index = id.sequence * plan.kv_heads + id.head / plan.heads_per_kv;
   const QuantGrid& grid = plan.grid();
   PackRowsArgs rows{};
-  rows.tokens =
-      RowsOf(plan, args.q, id.sequence, id.head, s.q_begin + id.block * kBlockQ, s.QueriesIn(id.block), plan.qk_dim);
   rows.dim_pad = plan.dim_pad();
   rows.precision = plan.precision;
   rows.centre = packed.key_mean + index * plan.dim_pad();
@@ -152,13 +155,25 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   if (grid.rotate) rows.score_factor /= static_cast<double>(RotationBlock(plan.qk_dim));
   rows.limit = kScoreLimit / (static_cast<double>(plan.qk_dim) * kStoredKeyMax);
   rows.row_lanes = plan.row_lanes();
+  // Softmax does not see the shift; what is absolute does.
+  const bool absolute = plan.softcap > 0 || !plan.sink_logits.empty();
+  rows.shift_factor = absolute ? plan.scale * kLog2e : 0.0;
+  return rows;
+}
+
+void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
+  const BlockId id = FindQueryBlock(plan, task);
+  if (!heads.active[id.head]) return;
+  const Sequence& s = plan.sequences[id.sequence];
+  PackRowsArgs rows = QueryArgs(plan, packed, id);
+  rows.tokens =
+      RowsOf(plan, args.q, id.sequence, id.head, s.q_begin + id.block * kBlockQ, s.QueriesIn(id.block), plan.qk_dim);
   rows.out = reinterpret_cast<int32_t*>(packed.queries) + task * kBlockQ * plan.row_lanes();
   rows.scale = packed.q_factor + task * kBlockQ;
-  rows.mean = plan.predicts() ? packed.q.mean + task * plan.dim_pad() : nullptr;
+  rows.mean = plan.predicts() ? packed.q.mean + task * plan.pools() * plan.dim_pad() : nullptr;
+  rows.pool_rows = plan.pool_rows();
   rows.similarity = packed.q.similarity + task;
-  // Softmax does not see the shift; what is absolute does.
-  const bool absolute = args.lse.data != nullptr || plan.softcap > 0 || !plan.sink_logits.empty();
-  rows.shift_factor = absolute ? plan.scale * kLog2e : 0.0;
+  if (args.lse.data != nullptr) rows.shift_factor = plan.scale * kLog2e;
   rows.shift = packed.q_shift + task * kBlockQ;
   rows.scratch = Scratch(worker);
   ops.rows(rows);
@@ -193,7 +208,7 @@ Packed LayPacked(const Plan& plan, Arena& arena) {
   p.value_scale = arena.Take<float>(integer ? k_blocks * plan.channels() : 0);
   p.fine_values = arena.Take<std::byte>(integer ? k_blocks * lane_rows * plan.channels() * kLaneBytes : 0);
   p.fine = arena.Take<FineValues>(integer ? k_blocks : 0);
-  p.q.mean = arena.Take<float>(plan.predicts() ? q_blocks * plan.dim_pad() : 0);
+  p.q.mean = arena.Take<float>(plan.predicts() ? q_blocks * plan.pools() * plan.dim_pad() : 0);
   p.q.similarity = arena.Take<float>(q_blocks);
   p.queries = arena.Take<std::byte>(q_blocks * kBlockQ * plan.row_lanes() * kLaneBytes);
   p.q_factor = arena.Take<float>(q_blocks * kBlockQ);
@@ -202,8 +217,22 @@ Packed LayPacked(const Plan& plan, Arena& arena) {
   return p;
 }
 
-void PackAll(const Plan& plan, const sparge_run_args& args, bool with_values, const Packed& packed) {
-  const Packer packer{plan, args, packed, *PackOpsFor(plan.runtime.isa), with_values};
+void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int64_t count, int32_t worker,
+               const QueryRows& out) {
+  const int64_t first = plan.QueryBlock(block.head, plan.sequences[block.sequence], block.block) * plan.pools();
+  const float* means = packed.q.mean + first * plan.dim_pad();
+  PackRowsArgs rows = QueryArgs(plan, packed, block);
+  rows.tokens = {reinterpret_cast<const std::byte*>(means), SPARGE_F32, plan.dim_pad(), count, plan.qk_dim};
+  rows.out = reinterpret_cast<int32_t*>(out.rows);
+  rows.scale = out.factor;
+  rows.shift = out.shift;
+  rows.scratch = packed.scratch + worker * Packed::scratch_floats(plan);
+  PackOpsFor(plan.runtime.isa)->rows(rows);
+}
+
+void PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
+             const Packed& packed) {
+  const Packer packer{plan, heads, args, packed, *PackOpsFor(plan.runtime.isa), with_values};
   const sparge_executor& executor = plan.runtime.executor;
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
   ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.MeasureBlock(worker, task); });
@@ -212,6 +241,49 @@ void PackAll(const Plan& plan, const sparge_run_args& args, bool with_values, co
   ForEach(executor, k_blocks + plan.q_heads * plan.all_q_blocks, [&](int32_t worker, int64_t task) {
     task < k_blocks ? packer.PackKeyBlock(worker, task) : packer.PackQueryBlock(worker, task - k_blocks);
   });
+}
+
+KeyValueBlocks PackedBlocks(const Plan& plan, const Packed& packed, int64_t first) {
+  const int64_t values = first * (kBlockK / PerLane(plan.precision)) * plan.channels() * kLaneBytes;
+  return {packed.keys + first * kBlockK * plan.row_lanes() * kLaneBytes,
+          packed.key_scale + first * kBlockK,
+          packed.key_start + first * plan.grid().Sums(plan.row_lanes()) * kBlockK,
+          packed.poison + first,
+          packed.values + values,
+          packed.value_scale + first * plan.channels(),
+          packed.fine_values + values,
+          packed.fine + first,
+          plan.channels()};
+}
+
+DirectTokens TokensOf(const Plan& plan, const sparge_run_args& args, const BlockId& id) {
+  const Sequence& s = plan.sequences[id.sequence];
+  const int64_t kv_head = id.head / plan.heads_per_kv;
+  return {RowsOf(plan, args.k, id.sequence, kv_head, s.k_begin, s.k_count, plan.qk_dim),
+          RowsOf(plan, args.v, id.sequence, kv_head, s.k_begin, s.k_count, plan.v_dim)};
+}
+
+KernelArgs BlockArgs(const Plan& plan, const sparge_run_args& args, const Packed& packed, const BlockId& id) {
+  const Sequence& s = plan.sequences[id.sequence];
+  const int64_t row = plan.QueryBlock(id.head, s, id.block) * kBlockQ;
+  const int64_t lanes = plan.direct() ? plan.dim_pad() : plan.row_lanes();
+  KernelArgs k{};
+  k.query = {packed.queries + row * lanes * kLaneBytes,
+             lanes,
+             packed.q_factor + row,
+             packed.q_shift + row,
+             id.block * kBlockQ,
+             static_cast<int>(s.QueriesIn(id.block))};
+  k.rule = RuleOf(plan, id.sequence, id.head);
+  k.rule.mask = MaskRow(plan, args.mask, id.sequence, id.head, k.query.first);
+  k.rule.mask_stride = args.mask.query_stride;
+  if (plan.direct()) {
+    k.blocks.channels = plan.channels();
+    k.direct = TokensOf(plan, args, id);
+  } else {
+    k.blocks = PackedBlocks(plan, packed, plan.KeyBlock(id.head / plan.heads_per_kv, s, 0));
+  }
+  return k;
 }
 
 Packed LayDirect(const Plan& plan, Arena& arena) {

@@ -13,7 +13,7 @@ namespace sparge {
 
 // What stage 1 knows of the blocks of q or k: the mean of their tokens and how alike the tokens are.
 struct BlockSummaries {
-  float* mean;        // per block: dim_pad floats; k: centred, in units of KeyUnits::k_unit
+  float* mean;        // per block (q: per pool): dim_pad floats; k: centred, in units of KeyUnits::k_unit
   float* similarity;  // per block: squared norm of the mean unit vector, 0..1
 };
 
@@ -52,8 +52,27 @@ struct Packed {
 
 Packed LayPacked(const Plan& plan, Arena& arena);
 
-// First pass over the keys, then all blocks. `with_values` false: v is not read (stage 1 only).
-void PackAll(const Plan& plan, const sparge_run_args& args, bool with_values, const Packed& packed);
+// First pass over the keys, then all blocks of the active heads. `with_values` false: v is not read (stage 1 only).
+void PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
+             const Packed& packed);
+
+// Where packed queries go.
+struct QueryRows {
+  std::byte* rows;  // per row: row_lanes lanes
+  float* factor;    // per row
+  float* shift;     // per row
+};
+// Pooled queries of one head, from the row of pools on, as the kernel takes them. `scratch`: a worker's of `packed`.
+void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int64_t count, int32_t worker,
+               const QueryRows& out);
+
+// All packed blocks of a sequence and kv head, whose first one is Plan::KeyBlock `first`.
+KeyValueBlocks PackedBlocks(const Plan& plan, const Packed& packed, int64_t first);
+
+// The kernel's arguments for one packed query block, all but kept tiles, masked tiles, skip and state.
+KernelArgs BlockArgs(const Plan& plan, const sparge_run_args& args, const Packed& packed, const BlockId& id);
+// All tokens of the block's sequence and kv head as they lie.
+DirectTokens TokensOf(const Plan& plan, const sparge_run_args& args, const BlockId& id);
 
 // For Plan::direct: the queries only, as floats.
 Packed LayDirect(const Plan& plan, Arena& arena);

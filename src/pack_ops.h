@@ -49,7 +49,8 @@ struct PackRowsArgs {
   float* scale;         // per row: keys: the scale; queries: the score factor. NULL for fp32 keys
   int32_t* start;       // per accumulation (kBlockK apart) and row, as KeyValueBlocks::key_start; NULL = not needed
   int start_offset;     // offset_of_q
-  float* mean;          // dim_pad floats: mean of x; NULL = no summary
+  float* mean;          // per run of pool_rows rows: dim_pad floats: mean of x; NULL = no summary
+  int64_t pool_rows;    // a multiple of 16, the most rows that are packed at once
   float* similarity;    // one float
   double shift_factor;  // 0: the shift is not needed
   float* shift;         // queries: per row, shift_factor * (token . centre); NaN marks a row that is not finite

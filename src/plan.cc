@@ -83,11 +83,27 @@ void CheckParams(const sparge_plan_desc& desc, const sparge_head_params& params,
   if (index >= 0) std::snprintf(where, sizeof(where), "heads[%" PRId64 "].", index);
   SPARGE_REQUIRE(!std::isnan(params.theta), "%stheta=nan is not a number", where);
   SPARGE_REQUIRE(params.pv_skip >= 0, "%spv_skip=%g is not 0 or more", where, params.pv_skip);
-  if (desc.select == SPARGE_SELECT_CDF) {
+  if (desc.select == SPARGE_SELECT_CDF || desc.select == SPARGE_SELECT_FLOOR) {
     SPARGE_REQUIRE(params.tau >= 0 && params.tau <= 1, "%stau=%g is outside 0..1", where, params.tau);
   }
   if (desc.select == SPARGE_SELECT_TOPK) {
     SPARGE_REQUIRE(params.topk >= 0 && params.topk <= 1, "%stopk=%g is outside 0..1", where, params.topk);
+  }
+}
+
+void CheckAutomatic(const sparge_plan_desc& desc) {
+  const bool automatic = desc.select == SPARGE_SELECT_AUTO;
+  SPARGE_REQUIRE(automatic == (desc.calibration != nullptr), "%s",
+                 automatic ? "calibration is NULL, but select is AUTO" : "calibration is given, but select is not AUTO");
+  SPARGE_REQUIRE(!automatic || desc.heads == nullptr, "heads are given, but select is AUTO, which chooses them");
+  SPARGE_REQUIRE(!automatic || desc.head_precision == nullptr,
+                 "head_precision is given, but select is AUTO, which chooses it");
+  SPARGE_REQUIRE(!automatic || desc.predictor == SPARGE_PREDICT_KEYS, "predictor=%d has no calibration; take %d",
+                 RawEnum(desc.predictor), SPARGE_PREDICT_KEYS);
+  for (int64_t h = 0; desc.head_precision != nullptr && h < desc.q_heads; ++h) {
+    char name[48];
+    std::snprintf(name, sizeof(name), "head_precision[%" PRId64 "]", h);
+    CheckRange(name, RawEnum(desc.head_precision[h]), SPARGE_FP32, SPARGE_INT8);
   }
 }
 
@@ -125,10 +141,12 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
   }
   CheckScores(desc);
   CheckRange("precision", RawEnum(desc.precision), SPARGE_FP32, SPARGE_INT8);
-  CheckRange("select", RawEnum(desc.select), SPARGE_SELECT_ALL, SPARGE_SELECT_MAP);
+  CheckRange("select", RawEnum(desc.select), SPARGE_SELECT_ALL, SPARGE_SELECT_FLOOR);
+  CheckRange("predictor", RawEnum(desc.predictor), SPARGE_PREDICT_KEYS, SPARGE_PREDICT_PAPER);
   CheckRange("keep_sink", desc.keep_sink, -1, 1);
   if (desc.heads == nullptr) CheckParams(desc, desc.params, -1);
   for (int64_t h = 0; desc.heads != nullptr && h < desc.q_heads; ++h) CheckParams(desc, desc.heads[h], h);
+  CheckAutomatic(desc);
   CheckGrid(desc);
 }
 
@@ -206,10 +224,8 @@ void CheckMaskArgs(const Plan& plan, const sparge_run_args& args) {
                  args.mask.head_stride, args.mask.query_stride);
 }
 
-}  // namespace
-
-Plan MakePlan(const Runtime& runtime, const sparge_plan_desc& desc) {
-  CheckDescriptor(desc);
+// All but what differs between the plans of one descriptor: precision and active heads.
+Plan MakeBase(const Runtime& runtime, const sparge_plan_desc& desc, Calibration* calibration) {
   Plan plan{};
   plan.runtime = runtime;
   plan.packed = desc.q_offsets != nullptr;
@@ -228,12 +244,38 @@ Plan MakePlan(const Runtime& runtime, const sparge_plan_desc& desc) {
   if (desc.sink_logits != nullptr) plan.sink_logits.assign(desc.sink_logits, desc.sink_logits + desc.q_heads);
   plan.precision = desc.precision;
   plan.select = desc.select;
+  plan.predictor = desc.predictor;
+  plan.calibration = calibration;
   plan.keep_sink = desc.keep_sink == -1 ? desc.causal == 1 : desc.keep_sink == 1;
   plan.heads.assign(desc.q_heads, desc.params);
   if (desc.heads != nullptr) plan.heads.assign(desc.heads, desc.heads + desc.q_heads);
+  if (desc.select == SPARGE_SELECT_AUTO) plan.heads.assign(desc.q_heads, {-1.0, 1.0, 1.0, SPARGE_PV_SKIP_OFF});
+  plan.active.assign(desc.q_heads, 1);
   // Tokens that all are in one block have no other to go to; the direct kernel, for few of them, relies on that.
   if (HasGrid(desc) && plan.k_blocks > 1) plan.order = CurveOrder(desc);
   return plan;
+}
+
+}  // namespace
+
+std::vector<Plan> MakePlans(const Runtime& runtime, const sparge_plan_desc& desc, Calibration* calibration) {
+  CheckDescriptor(desc);
+  const Plan base = MakeBase(runtime, desc, calibration);
+  const bool mixed = desc.head_precision != nullptr || (base.measures() && desc.precision == SPARGE_INT8);
+  if (base.direct() || !mixed) return {base};
+  std::vector<Plan> plans;
+  for (const sparge_precision precision : {SPARGE_INT8, SPARGE_INT16, SPARGE_FP32}) {
+    Plan plan = base;
+    plan.precision = precision;
+    if (desc.head_precision != nullptr) {
+      for (int64_t h = 0; h < desc.q_heads; ++h) plan.active[h] = desc.head_precision[h] == precision;
+      if (std::find(plan.active.begin(), plan.active.end(), 1) == plan.active.end()) continue;
+    } else if (precision == SPARGE_FP32) {
+      continue;  // a calibration chooses between int8 and int16
+    }
+    plans.push_back(std::move(plan));
+  }
+  return plans;
 }
 
 void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t workspace_size) {
@@ -241,7 +283,7 @@ void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t 
   CheckTensor(plan, "k", args.k, {plan.kv_heads, plan.kv_tokens, plan.qk_dim}, false);
   if (call != Call::kPredict) {
     CheckTensor(plan, "v", args.v, {plan.kv_heads, plan.kv_tokens, plan.v_dim}, false);
-    CheckTensor(plan, "o", args.o, {plan.q_heads, plan.q_tokens, plan.v_dim}, true);
+    if (call != Call::kCalibrate) CheckTensor(plan, "o", args.o, {plan.q_heads, plan.q_tokens, plan.v_dim}, true);
   }
   CheckMaskArgs(plan, args);
   const bool no_tiles = plan.batch() * plan.q_blocks * plan.k_blocks == 0;
@@ -253,7 +295,9 @@ void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t 
     SPARGE_REQUIRE(args.workspace_size >= workspace_size, "workspace_size=%zu is less than the %zu needed",
                    args.workspace_size, workspace_size);
   }
-  SPARGE_REQUIRE(args.mass_out == nullptr || call != Call::kRun, "mass_out is given, but run has no masses");
+  const bool has_masses = call == Call::kReference || (call == Call::kPredict && plan.predicts());
+  SPARGE_REQUIRE(args.mass_out == nullptr || has_masses, "mass_out is given, but %s has no masses",
+                 call == Call::kPredict ? "a plan that does not predict" : "run");
   SPARGE_REQUIRE(args.pv_out == nullptr || call == Call::kRun, "pv_out is given, but only run computes PV");
   SPARGE_REQUIRE(args.map == nullptr || (args.map_batch_stride >= 0 && args.map_head_stride >= 0),
                  "map strides %" PRId64 ", %" PRId64 " must not be negative", args.map_batch_stride,

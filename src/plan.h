@@ -36,6 +36,11 @@ struct Sequence {
 // Packing a key costs about as much as this many queries take to use it unpacked.
 inline constexpr int64_t kFewQueries = 16;
 
+// Pooled queries per block with the predictor `keys`: docs/predictor.md has the study that says two.
+inline constexpr int64_t kPools = 2;
+
+struct Calibration;
+
 struct Plan {
   Runtime runtime;
 
@@ -54,16 +59,27 @@ struct Plan {
   std::vector<float> alibi_slopes;  // empty = none
   std::vector<float> sink_logits;   // empty = none
 
-  sparge_precision precision;
+  sparge_precision precision;  // of all heads that this plan computes
   sparge_select select;
+  sparge_predictor predictor;
   bool keep_sink;
   std::vector<sparge_head_params> heads;  // one per query head
+  std::vector<uint8_t> active;            // one per query head: computed by this plan
+  Calibration* calibration;               // iff select is AUTO
   std::vector<int32_t> order;             // blocks take the tokens of a sequence in this order; empty = as they lie
 
   // So few queries that they take keys and values straight from the tensors, in fp32, whatever the precision asked for.
   // Stage 1 needs summaries, for which all keys have to be read anyway.
-  bool direct() const { return !predicts() && q_blocks <= 1 && most_queries * heads_per_kv <= kFewQueries; }
-  bool predicts() const { return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK; }
+  bool direct() const { return !predicts() && few(); }
+  bool few() const { return q_blocks <= 1 && most_queries * heads_per_kv <= kFewQueries; }
+  bool predicts() const {
+    return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK || select == SPARGE_SELECT_FLOOR || measures();
+  }
+  // Few queries are not worth a prediction, and there is nothing to calibrate.
+  bool measures() const { return select == SPARGE_SELECT_AUTO && !few(); }
+  // Queries are pooled by so many; the predictor `paper` takes whole blocks.
+  int64_t pools() const { return predictor == SPARGE_PREDICT_KEYS ? kPools : 1; }
+  int64_t pool_rows() const { return kBlockQ / pools(); }
   const QuantGrid& grid() const { return runtime.kernels->grid[precision]; }
   int64_t batch() const { return static_cast<int64_t>(sequences.size()); }
   // Lanes of one packed query or key row; dims and channels padded to whole vectors.
@@ -81,11 +97,23 @@ struct Plan {
   int64_t AllTiles() const { return batch() * q_heads * q_blocks * k_blocks; }
 };
 
-// Throws Failure.
-Plan MakePlan(const Runtime& runtime, const sparge_plan_desc& desc);
+// The heads of one call: what is in force for each, and which of them this pass computes.
+struct HeadChoice {
+  const sparge_head_params* params;  // per query head
+  const uint8_t* active;             // per query head
+
+  bool KvActive(const Plan& plan, int64_t kv_head) const {
+    const uint8_t* first = active + kv_head * plan.heads_per_kv;
+    return std::any_of(first, first + plan.heads_per_kv, [](uint8_t a) { return a != 0; });
+  }
+};
+
+// One plan per precision that its heads may need, fewer bits first: a call computes the heads of each in turn. Throws
+// Failure.
+std::vector<Plan> MakePlans(const Runtime& runtime, const sparge_plan_desc& desc, Calibration* calibration);
 
 // What a call is going to do, which decides what its arguments must hold.
-enum class Call { kRun, kPredict, kReference };
+enum class Call { kRun, kPredict, kCalibrate, kReference };
 // Throws Failure if `args` do not fit the plan.
 void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t workspace_size);
 
@@ -151,6 +179,18 @@ inline const std::byte* MaskRow(const Plan& plan, const sparge_mask& mask, int64
   if (plan.mask == SPARGE_MASK_NONE) return nullptr;
   const int64_t at = sequence * mask.batch_stride + head * mask.head_stride + query * mask.query_stride;
   return static_cast<const std::byte*>(mask.data) + at * MaskElementBytes(plan.mask);
+}
+
+inline constexpr double kLog2e = 1.44269504088896340736;
+
+// What happens to the scores of a head, but for the mask.
+inline ScoreRule RuleOf(const Plan& plan, int64_t sequence, int64_t head) {
+  ScoreRule rule;
+  rule.visible = plan.sequences[sequence].visible;
+  rule.softcap = static_cast<float>(plan.softcap * kLog2e);
+  rule.slope = plan.alibi_slopes.empty() ? 0.0f : static_cast<float>(plan.alibi_slopes[head] * kLog2e);
+  rule.mask_type = plan.mask;
+  return rule;
 }
 
 // The lse of token 0 of a sequence; NULL if not wanted.

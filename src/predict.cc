@@ -21,7 +21,8 @@ struct Row : BlockId {
   uint64_t* kept;       // bits
   uint64_t* masked;     // bits or NULL
   bool* visible;
-  double* score;   // then: probability
+  double* score;   // of a tile: its mass, or the logarithm of that
+  bool logs;       // the latter
   int32_t* order;  // candidates
 };
 
@@ -79,8 +80,8 @@ int64_t FindVisible(const Plan& plan, const sparge_run_args& args, Row& row) {
   return eligible;
 }
 
-// Rule "score": the score that attention would give the mean query and the mean key, softcap and slope included.
-void ScoreTiles(const Plan& plan, const Packed& packed, const Row& row) {
+// Rule "score" of the paper: what attention would give the mean query and the mean key, softcap and slope included.
+void ScoreMeans(const Plan& plan, const Packed& packed, const Row& row) {
   const Sequence& s = plan.sequences[row.sequence];
   const int64_t kv_head = row.head / plan.heads_per_kv;
   const int64_t unit = row.sequence * plan.kv_heads + kv_head;
@@ -134,19 +135,29 @@ int64_t TakeMass(const Row& row, int64_t count, double tau) {
   return std::max<int64_t>(begin, 1);
 }
 
+// Puts the masses of the candidates side by side into row.score, such that they sum to 1. Returns the largest.
+double GatherMasses(const Row& row, int64_t count) {
+  double top = -std::numeric_limits<double>::infinity();
+  for (int64_t c = 0; c < count; ++c) top = std::max(top, row.score[row.order[c]]);
+  if (!(top > 0) && !row.logs) {  // pooled queries that are all zeros or not finite tell nothing: all are alike
+    std::fill_n(row.score, count, 1.0 / static_cast<double>(count));
+    return row.score[0];
+  }
+  double sum = 0;
+  for (int64_t c = 0; c < count; ++c) {  // c <= order[c], so nothing is overwritten that is still needed
+    const double score = row.score[row.order[c]];
+    row.score[c] = row.logs ? std::exp(score - top) : score;
+    sum += row.score[c];
+  }
+  for (int64_t c = 0; c < count; ++c) row.score[c] /= sum;
+  return (row.logs ? 1.0 : top) / sum;
+}
+
 // Keeps the smallest set of candidates that holds the mass tau. Which of two tiles is more probable cannot be foreseen,
 // and branches on it cost more than all the rest; so a border is found first by adding up vectors: tiles from `high` on
 // hold less than tau, tiles from `low` on hold it. Only those between have to be ranked.
 void KeepMass(const PredictOps& ops, const Row& row, int64_t count, double tau) {
-  double top = -std::numeric_limits<double>::infinity();
-  for (int64_t c = 0; c < count; ++c) top = std::max(top, row.score[row.order[c]]);
-  double sum = 0;
-  for (int64_t c = 0; c < count; ++c) {  // side by side: c <= order[c], so nothing is overwritten that is still needed
-    row.score[c] = std::exp(row.score[row.order[c]] - top);
-    sum += row.score[c];
-  }
-  for (int64_t c = 0; c < count; ++c) row.score[c] /= sum;
-  const double largest = 1 / sum;
+  const double largest = GatherMasses(row, count);
   // Tiles below a fair share of 1 - tau hold less than that together; the margin is for rounding.
   double low = std::min(0.999 * (1 - tau) / static_cast<double>(count), largest);
   double high = 2;
@@ -173,10 +184,22 @@ void KeepMass(const PredictOps& ops, const Row& row, int64_t count, double tau) 
   for (int64_t c = 0; c < take; ++c) SetBit(row.kept, row.order[c]);
 }
 
+// Keeps the candidates whose mass reaches the floor, and the best one in any case.
+void KeepFloor(const Row& row, int64_t count, double floor) {
+  const double least = std::min(floor, GatherMasses(row, count));
+  for (int64_t c = 0; c < count; ++c) {
+    const int32_t tile = row.order[c];
+    row.kept[tile / 64] |= static_cast<uint64_t>(row.score[c] >= least) << (tile % 64);
+  }
+}
+
 // Rule "select". Candidates are the visible tiles of self-similar key blocks.
-void SelectTiles(const Plan& plan, const Row& row, int64_t candidates, int64_t eligible) {
+void SelectTiles(const Plan& plan, const sparge_head_params& params, const Row& row, int64_t candidates,
+                 int64_t eligible) {
   if (candidates == 0) return;
-  const sparge_head_params& params = plan.heads[row.head];
+  if ((plan.select == SPARGE_SELECT_FLOOR || plan.measures()) && params.tau < 1) {
+    return KeepFloor(row, candidates, MassFloor(params.tau, eligible));
+  }
   if (plan.select == SPARGE_SELECT_CDF && params.tau < 1) {
     return KeepMass(*PredictOpsFor(plan.runtime.isa), row, candidates, params.tau);
   }
@@ -200,24 +223,47 @@ void ForceDiagonalAndSink(const Plan& plan, const Row& row) {
   if (plan.keep_sink && row.visible[0]) SetBit(row.kept, 0);
 }
 
-// The rules together, for a plan that predicts.
-void PredictRow(const Plan& plan, const Packed& packed, const Row& row, int64_t eligible) {
+// Rule "score". `i`: the row's place among those whose pools were measured together.
+void ScoreTiles(const Plan& plan, const Packed& packed, const BlockMap& map, int32_t worker, int64_t i, Row& row) {
+  row.logs = plan.predictor == SPARGE_PREDICT_PAPER;
+  if (row.logs) {
+    ScoreMeans(plan, packed, row);
+  } else {
+    PooledRow(plan, map.pooled, row, i, worker, row.visible, row.score);
+  }
+}
+
+// The rules together, for a plan that predicts and a row that has been scored.
+void PredictRow(const Plan& plan, const sparge_head_params& params, const Packed& packed, const Row& row,
+                int64_t eligible) {
   const Sequence& s = plan.sequences[row.sequence];
-  const double theta = plan.heads[row.head].theta;
+  const bool means = plan.predictor == SPARGE_PREDICT_PAPER;
   const float* k_similarity = packed.k.similarity + plan.KeyBlock(row.head / plan.heads_per_kv, s, 0);
-  const bool query_alike = packed.q.similarity[row.index] > theta;
+  const bool query_alike = packed.q.similarity[row.index] > params.theta;
   int64_t candidates = 0;
   for (int64_t j = 0; j < s.k_blocks; ++j) {
     if (!row.visible[j]) continue;
-    const bool alike = k_similarity[j] > theta;
-    if (query_alike && alike) row.order[candidates++] = static_cast<int32_t>(j);
-    if (!query_alike || !alike) SetBit(row.kept, j);  // its mean tells nothing about it: compute
+    const bool trusted = query_alike && (!means || k_similarity[j] > params.theta);
+    if (trusted) row.order[candidates++] = static_cast<int32_t>(j);
+    if (!trusted) SetBit(row.kept, j);  // a mean tells nothing about it: compute
   }
-  if (query_alike) {
-    ScoreTiles(plan, packed, row);
-    SelectTiles(plan, row, candidates, eligible);
-  }
+  SelectTiles(plan, params, row, candidates, eligible);
   ForceDiagonalAndSink(plan, row);
+}
+
+// The predicted share of each visible tile, for who wants to look at it.
+void WriteMasses(const Plan& plan, const Row& row, float* out) {
+  const Sequence& s = plan.sequences[row.sequence];
+  double top = 0, sum = 0;
+  for (int64_t j = 0; row.logs && j < s.k_blocks; ++j) {
+    if (row.visible[j]) top = std::max(sum++ == 0 ? row.score[j] : top, row.score[j]);
+  }
+  const auto mass = [&](int64_t j) {
+    return !row.visible[j] ? 0.0 : row.logs ? std::exp(row.score[j] - top) : row.score[j];
+  };
+  sum = 0;
+  for (int64_t j = 0; j < s.k_blocks; ++j) sum += mass(j);
+  for (int64_t j = 0; j < s.k_blocks; ++j) out[j] = static_cast<float>(sum > 0 ? mass(j) / sum : 0.0);
 }
 
 // For a plan that does not: all visible tiles, or those of the caller's map.
@@ -233,7 +279,8 @@ void CopyRow(const Plan& plan, const sparge_run_args& args, const Row& row) {
 }
 
 int64_t ScratchBytes(const Plan& plan) {
-  return RoundUp(plan.k_blocks * static_cast<int64_t>(sizeof(double) + sizeof(int32_t) + sizeof(bool)),
+  const int64_t bits = 2 * CeilDiv(plan.k_blocks, 64) * static_cast<int64_t>(sizeof(uint64_t));  // RankRow's own
+  return RoundUp(bits + plan.k_blocks * static_cast<int64_t>(sizeof(double) + sizeof(int32_t) + sizeof(bool)),
                  Arena::kAlignment);
 }
 
@@ -247,7 +294,7 @@ Row MakeRow(const Plan& plan, const BlockMap& map, int32_t worker, int64_t index
   row.kept = map.kept + index * map.words;
   row.masked = map.masked == nullptr ? nullptr : map.masked + index * map.words;
   std::byte* scratch = map.scratch + worker * ScratchBytes(plan);
-  row.score = reinterpret_cast<double*>(scratch);
+  row.score = reinterpret_cast<double*>(reinterpret_cast<uint64_t*>(scratch) + 2 * map.words);
   row.order = reinterpret_cast<int32_t*>(row.score + plan.k_blocks);
   row.visible = reinterpret_cast<bool*>(row.order + plan.k_blocks);
   return row;
@@ -263,38 +310,67 @@ BlockMap LayBlockMap(const Plan& plan, Arena& arena) {
   map.masked = plan.mask == SPARGE_MASK_NONE ? nullptr : arena.Take<uint64_t>(rows * map.words);
   map.eligible = arena.Take<int64_t>(rows);
   map.computed = arena.Take<int64_t>(rows);
+  map.pooled = LayPooled(plan, arena);
   map.scratch = arena.Take<std::byte>(plan.runtime.executor.workers * ScratchBytes(plan));
   return map;
 }
 
-void PredictAll(const Plan& plan, const sparge_run_args& args, const Packed& packed, const BlockMap& map) {
+void PredictAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Packed& packed,
+                const BlockMap& map) {
+  const bool pools = plan.predicts() && plan.predictor == SPARGE_PREDICT_KEYS;
+  const int64_t together = pools ? PooledBlocks(plan) : 1;
   ForEach(plan.runtime.executor, plan.q_heads * plan.all_q_blocks, [&](int32_t worker, int64_t index) {
-    Row row = MakeRow(plan, map, worker, index);
-    std::fill_n(row.kept, map.words, 0);
-    if (row.masked != nullptr) std::fill_n(row.masked, map.words, 0);
-    map.eligible[index] = FindVisible(plan, args, row);
-    if (plan.predicts()) {
-      if (map.eligible[index] > 0) PredictRow(plan, packed, row, map.eligible[index]);
-    } else {
-      CopyRow(plan, args, row);
+    const BlockId id = FindQueryBlock(plan, index);
+    if (id.block % together != 0) return;  // done with the first of its kind
+    const int64_t blocks = std::min(together, plan.sequences[id.sequence].q_blocks - id.block);
+    const bool active = heads.active[id.head] != 0;
+    if (active && pools) MeasurePools(plan, packed, id, blocks, worker, map.pooled);
+    for (int64_t i = 0; i < blocks; ++i) {
+      map.eligible[index + i] = map.computed[index + i] = 0;
+      if (!active) continue;
+      Row row = MakeRow(plan, map, worker, index + i);
+      std::fill_n(row.kept, map.words, 0);
+      if (row.masked != nullptr) std::fill_n(row.masked, map.words, 0);
+      const int64_t eligible = FindVisible(plan, args, row);
+      if (!plan.predicts()) {
+        CopyRow(plan, args, row);
+      } else if (eligible > 0) {
+        ScoreTiles(plan, packed, map, worker, i, row);
+        if (args.mass_out != nullptr) WriteMasses(plan, row, args.mass_out + TileRow(plan, row));
+        PredictRow(plan, heads.params[id.head], packed, row, eligible);
+      }
+      map.eligible[index + i] = eligible;
+      for (int64_t w = 0; w < map.words; ++w) map.computed[index + i] += std::popcount(row.kept[w]);
     }
-    int64_t computed = 0;
-    for (int64_t w = 0; w < map.words; ++w) computed += std::popcount(row.kept[w]);
-    map.computed[index] = computed;
   });
 }
 
-void WriteMap(const Plan& plan, const BlockMap& map, uint8_t* out) {
-  std::memset(out, 0, static_cast<size_t>(plan.batch() * plan.q_heads * plan.q_blocks * plan.k_blocks));
-  for (int64_t b = 0; b < plan.batch(); ++b) {
-    const Sequence& s = plan.sequences[b];
-    for (int64_t h = 0; h < plan.q_heads; ++h) {
-      for (int64_t i = 0; i < s.q_blocks; ++i) {
-        const uint64_t* kept = map.KeptRow(plan.QueryBlock(h, s, i));
-        uint8_t* row = out + ((b * plan.q_heads + h) * plan.q_blocks + i) * plan.k_blocks;
-        for (int64_t j = 0; j < s.k_blocks; ++j) row[j] = TestBit(kept, j);
-      }
-    }
+RankedRow RankRow(const Plan& plan, const sparge_run_args& args, const Packed& packed, const BlockMap& map,
+                  int32_t worker, int64_t index) {
+  Row row = MakeRow(plan, map, worker, index);
+  // Two threads may look at the same row at once: its bits are the worker's own.
+  row.kept = reinterpret_cast<uint64_t*>(map.scratch + worker * ScratchBytes(plan));
+  if (row.masked != nullptr) row.masked = row.kept + map.words;
+  std::fill_n(row.kept, 2 * map.words, 0);
+  FindVisible(plan, args, row);
+  MeasurePools(plan, packed, row, 1, worker, map.pooled);
+  ScoreTiles(plan, packed, map, worker, 0, row);
+  ForceDiagonalAndSink(plan, row);
+  int64_t count = 0;
+  for (int64_t j = 0; j < plan.sequences[row.sequence].k_blocks; ++j) {
+    if (row.visible[j]) row.order[count++] = static_cast<int32_t>(j);
+  }
+  std::sort(row.order, row.order + count, ByRank(row));
+  return {count, row.order, row.score, row.kept, row.masked};
+}
+
+void WriteMap(const Plan& plan, const HeadChoice& heads, const BlockMap& map, uint8_t* out) {
+  for (int64_t index = 0; index < plan.q_heads * plan.all_q_blocks; ++index) {
+    const BlockId id = FindQueryBlock(plan, index);
+    if (!heads.active[id.head]) continue;
+    uint8_t* row = out + TileRow(plan, id);
+    const uint64_t* kept = map.KeptRow(index);
+    for (int64_t j = 0; j < plan.sequences[id.sequence].k_blocks; ++j) row[j] = TestBit(kept, j);
   }
 }
 

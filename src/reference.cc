@@ -67,6 +67,7 @@ struct Head {
     return mask == nullptr ? score : score + MaskBias(plan, mask, key);
   }
 
+  // Where a token stands in the order of the blocks.
   int64_t PlaceOf(int64_t token) const { return place.empty() ? token : place[token]; }
 
   // True iff the given map, if there is one, has the tile of this pair.
@@ -104,8 +105,9 @@ struct Head {
     }
     float* lse = LseRow(plan, args.lse, sequence, head);
     if (lse != nullptr) lse[query] = static_cast<float>(empty ? kMinusInf : top + std::log(sum));
-    for (int64_t j = keys.begin; j < keys.end && !empty && masses != nullptr; ++j)
+    for (int64_t j = keys.begin; j < keys.end && !empty && masses != nullptr; ++j) {
       masses[PlaceOf(j) / kBlockK] += scores[j] / sum;
+    }
     return !empty;
   }
 
@@ -115,7 +117,7 @@ struct Head {
     std::vector<double> masses(args.mass_out == nullptr ? 0 : static_cast<size_t>(s.k_blocks));
     int64_t rows = 0;
     for (int64_t i = block * kBlockQ; i < block * kBlockQ + s.QueriesIn(block); ++i) {
-      rows += Row(plan.order.empty() ? i : plan.order[i], args.mass_out == nullptr ? nullptr : masses.data());
+      rows += Row(place.empty() ? i : plan.order[i], args.mass_out == nullptr ? nullptr : masses.data());
     }
     for (size_t j = 0; j < masses.size() && rows > 0; ++j) {
       args.mass_out[TileRow(plan, {head, sequence, block}) + static_cast<int64_t>(j)] =
@@ -127,9 +129,9 @@ struct Head {
 }  // namespace
 
 void Reference(const Plan& plan, const sparge_run_args& args) {
-  if (args.mass_out != nullptr) std::fill_n(args.mass_out, plan.AllTiles(), 0.0f);
   std::vector<int64_t> place(plan.order.size());
   for (size_t i = 0; i < place.size(); ++i) place[plan.order[i]] = static_cast<int64_t>(i);
+  if (args.mass_out != nullptr) std::fill_n(args.mass_out, plan.AllTiles(), 0.0f);
   for (int64_t b = 0; b < plan.batch(); ++b) {
     const int64_t blocks = plan.sequences[b].q_blocks;
     for (int64_t h = 0; h < plan.q_heads && blocks > 0; ++h) {

@@ -27,10 +27,11 @@ Schedule LaySchedule(const Plan& plan, Arena& arena) {
   return schedule;
 }
 
-void MakeSchedule(const Plan& plan, const BlockMap& map, Schedule& schedule) {
+void MakeSchedule(const Plan& plan, const HeadChoice& heads, const BlockMap& map, Schedule& schedule) {
   const int64_t rows = plan.q_heads * plan.all_q_blocks;
   int64_t next_part = 0;
   for (int64_t row = 0; row < rows; ++row) {
+    if (!heads.active[row / plan.all_q_blocks]) continue;
     const int64_t tiles = map.computed[row];
     const int64_t parts = std::clamp<int64_t>(tiles / kTilesPerPart, 1, MaxPartsOf(plan, row));
     if (parts > 1) schedule.split_rows[schedule.split_count++] = {row, next_part, parts};

@@ -44,7 +44,8 @@ int64_t MaxPartsOf(const Plan& plan, int64_t row);
 int64_t MaxParts(const Plan& plan);
 
 Schedule LaySchedule(const Plan& plan, Arena& arena);
-void MakeSchedule(const Plan& plan, const BlockMap& map, Schedule& schedule);
+// Of the active heads.
+void MakeSchedule(const Plan& plan, const HeadChoice& heads, const BlockMap& map, Schedule& schedule);
 
 }  // namespace sparge
 #endif  // SPARGE_SRC_SCHEDULE_H_

@@ -9,6 +9,7 @@
 
 #include "io/atomic_file.h"
 #include "io/npy.h"
+#include "io/preset.h"
 #include "io/safetensors.h"
 
 namespace sparge::io {
@@ -278,6 +279,7 @@ void CheckCorpus(const char* folder, Read read) {
 
 TEST(Corpus, IsReadOrRefusedAsItsNamesSay) {
   CheckCorpus("npy", [](const std::string& path) { ReadNpy(path); });
+  CheckCorpus("preset", [](const std::string& path) { ReadPreset(path); });
   CheckCorpus("safetensors", [](const std::string& path) { Safetensors::Read(path); });
 }
 

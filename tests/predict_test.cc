@@ -197,6 +197,7 @@ Problem Structured(int64_t queries, int64_t keys, uint32_t seed) {
   p.desc.select = SPARGE_SELECT_CDF;
   p.desc.params.tau = 0.9;
   p.desc.params.theta = 0.2;
+  p.desc.predictor = SPARGE_PREDICT_PAPER;
   return p;
 }
 

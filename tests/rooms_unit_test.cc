@@ -247,7 +247,7 @@ Plan SmallPlan(int64_t heads, int64_t queries, int64_t keys) {
   desc.kv_tokens = keys;
   desc.qk_dim = desc.v_dim = 16;
   const sparge_executor executor{sizeof(sparge_executor), nullptr, 1, nullptr};
-  return MakePlan({executor, isa, KernelsFor(isa)}, desc);
+  return MakePlans({executor, isa, KernelsFor(isa)}, desc, nullptr).front();
 }
 
 // A schedule over a map with the given kept tiles per row.
@@ -259,7 +259,7 @@ std::vector<WorkItem> ScheduleOf(const Plan& plan, std::vector<int64_t> computed
   Schedule schedule = LaySchedule(plan, arena);
   BlockMap map{};
   map.computed = computed.data();
-  MakeSchedule(plan, map, schedule);
+  MakeSchedule(plan, {plan.heads.data(), plan.active.data()}, map, schedule);
   if (split != nullptr) split->assign(schedule.split_rows, schedule.split_rows + schedule.split_count);
   return {schedule.items, schedule.items + schedule.item_count};
 }

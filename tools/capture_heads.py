@@ -15,6 +15,7 @@ Text:   any text file, .gz too. The committed files of data/ were made from the 
    NAME=LAYER:HEAD[,HEAD..]; the heads of one file must share one kv head. LAYER counts from 0.
 3. Write whole layers, as `sparge tune`, `check` and `report` read them: OUT/LAYER/SAMPLE.safetensors
      capture_heads.py --text policy.txt.gz --out captures --layers 2,7,12 --full --sample policy
+   writes captures/layer02/policy.safetensors and so on; give all samples the same number of tokens.
 
 What is measured, per head, in fp32 from the fp16 values that are stored, as the mean over all queries
 from position 256 on (earlier ones have hardly any far keys):
@@ -297,7 +298,7 @@ def main():
     if a.full:
         for layer in layers:
             q, k, v, out, _ = kept[layer]
-            path = os.path.join(a.out, str(layer), a.sample + ".safetensors")
+            path = os.path.join(a.out, "layer%02d" % layer, a.sample + ".safetensors")
             write_safetensors(path, dict(q=q.numpy(), k=k.numpy(), v=v.numpy()), base(layer))
             print("%s  %d bytes  relative L1 at most %.1e" % (path, os.path.getsize(path), check_file(path, out.numpy())))
 

@@ -113,9 +113,10 @@ typedef enum sparge_select {
   SPARGE_SELECT_CDF = 1,  /* the smallest set of tiles with predicted mass >= tau */
   SPARGE_SELECT_TOPK = 2, /* the ceil(topk * visible) tiles with the largest predicted mass */
   SPARGE_SELECT_MAP = 3,  /* exactly the tiles of the caller's map */
-  SPARGE_SELECT_AUTO = 4  /* per head, what is fastest within the error bounds of `calibration` */
+  SPARGE_SELECT_AUTO = 4, /* per head, what is fastest within the error bounds of `calibration` */
+  SPARGE_SELECT_FLOOR = 5 /* every tile with a predicted mass of at least (1 - tau) / sqrt(visible tiles of its row) */
 } sparge_select;
-/* How SELECT_CDF and SELECT_TOPK guess the mass of a tile (docs/predictor.md). */
+/* How the mass of a tile is guessed (docs/predictor.md). */
 typedef enum sparge_predictor {
   SPARGE_PREDICT_KEYS = 0, /* means of neighbouring queries against every key */
   SPARGE_PREDICT_PAPER = 1 /* the paper's rule: mean of the query block against mean of the key block */
@@ -130,7 +131,7 @@ typedef enum sparge_mask_type {
 /* Thresholds of one query head (docs/algorithm.md). */
 typedef struct sparge_head_params {
   double theta;   /* a block is self-similar iff its similarity > theta; < 0 switches the fallback off */
-  double tau;     /* SELECT_CDF: mass to keep, 0..1 */
+  double tau;     /* SELECT_CDF: mass to keep; SELECT_FLOOR: see there; 0..1 */
   double topk;    /* SELECT_TOPK: fraction to keep, 0..1 */
   double pv_skip; /* lambda, >= 0, natural-log units; SPARGE_PV_SKIP_OFF (infinity) = never skip */
 } sparge_head_params;
@@ -231,6 +232,7 @@ typedef struct sparge_stats {
   int32_t threads;
   const char* isa;
   double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms;
+  double measure_ms; /* samples for the calibration of SELECT_AUTO */
 } sparge_stats;
 
 typedef struct sparge_run_args {

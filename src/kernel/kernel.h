@@ -71,6 +71,9 @@ struct QueryBlock {
   const float* shift;   // per row: what centring the keys took from the score, log2 units; NaN = the row is not finite
   int64_t first;        // index of row 0 in its sequence
   int count;            // 1..kBlockQ
+  int64_t step = 1;     // from row to row: pooled queries stand for so many each, at the position of their last one
+
+  int64_t Position(int64_t row) const { return first + row * step; }
 };
 
 // When the second half of a value block's bits is worth its product. One token much smaller than the others of its
@@ -133,6 +136,15 @@ struct KernelArgs {
   uint8_t* pv_groups;  // result, per key block: row groups whose PV was computed, of kept ones only; NULL = not wanted
 };
 
+// Where Masses puts its results, per row of the query block: for each key block b of `blocks`
+//   mass(r,b) = sum over the visible keys j of b of 2^(s(r,j) - max over all j of s(r,j))
+struct MassArgs {
+  Range blocks;
+  float* mass;     // row r, block b: [r * stride + b]
+  float* top;      // the same; scratch
+  int64_t stride;  // at least blocks.end
+};
+
 // Writes `count` finished rows: o / l, in the output's type.
 struct FinishArgs {
   RowState state;
@@ -149,12 +161,15 @@ struct FinishArgs {
 struct KernelOps {
   const char* int8_text;  // the int8 arithmetic in words
   int group_rows;         // rows that the PV skip decides for together
+  int pass_rows;          // rows that meet a tile together, whole groups; the most that `masses` takes
   int panel_lanes;        // lanes of packed keys and values that lie together
   QuantGrid grid[3];      // by sparge_precision
   // Returns how many row groups were PV-skipped. One function per precision.
   int64_t (*attend[3])(const KernelArgs&);
   // The same in fp32 straight from the tensors; of `blocks` it reads `channels` only.
   int64_t (*attend_direct)(const KernelArgs&);
+  // Of `args`: query, blocks (keys only) and rule, without mask. One function per precision.
+  void (*masses[3])(const KernelArgs& args, const MassArgs& to);
   void (*finish)(const FinishArgs&);
 };
 

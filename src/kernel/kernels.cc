@@ -9,6 +9,7 @@
 // Must come after foreach_target.
 #include <hwy/highway.h>
 
+#include "src/kernel/mass-inl.h"
 #include "src/kernel/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -55,10 +56,12 @@ void Finish(const FinishArgs& args) {
 
 inline constexpr KernelOps kKernelOps{kInt8Text,
                                       kGroup,
+                                      kPassRows,
                                       kPanelLanes,
                                       {PrecisionF32::kGrid, PrecisionI16::kGrid, PrecisionI8::kGrid},
                                       {&Attend<PrecisionF32>, &Attend<PrecisionI16>, &Attend<PrecisionI8>},
                                       &Attend<PrecisionDirect>,
+                                      {&Masses<PrecisionF32>, &Masses<PrecisionI16>, &Masses<PrecisionI8>},
                                       &Finish};
 
 }  // namespace HWY_NAMESPACE

@@ -58,7 +58,7 @@ HWY_INLINE void ApplyRule(const KernelArgs& args, int64_t row, int64_t block, bo
   const F32 d;
   const ScoreRule& rule = args.rule;
   const int64_t key = block * kBlockK;
-  const Range all = rule.visible.KeysOf(args.query.first + row);
+  const Range all = rule.visible.KeysOf(args.query.Position(row));
   const Range keys{std::clamp<int64_t>(all.begin - key, 0, kBlockK), std::clamp<int64_t>(all.end - key, 0, kBlockK)};
   HWY_ALIGN float bias[kBlockK] = {};
   if (use_mask) MaskBias(rule, row, key, keys, bias);
@@ -66,7 +66,9 @@ HWY_INLINE void ApplyRule(const KernelArgs& args, int64_t row, int64_t block, bo
   const VF inverse_cap = hn::Set(d, rule.softcap > 0 ? 1.0f / rule.softcap : 0.0f);
   const VF shift = hn::Set(d, args.query.shift[row]);
   // |row + offset - key| as a float: exact below 2^24, and beyond that the slope has long made the score negligible.
-  const VF distance = hn::Set(d, static_cast<float>(args.query.first + row + rule.visible.offset - key));
+  // A pooled query stands for the middle of its queries.
+  const int64_t middle = args.query.Position(row) - (args.query.step - 1) / 2;
+  const VF distance = hn::Set(d, static_cast<float>(middle + rule.visible.offset - key));
   for (int j = 0; j < kBlockK; j += kLanes) {
     const VF index = hn::Iota(d, static_cast<float>(j));
     VF s = hn::Load(d, scores + j);

@@ -40,6 +40,11 @@ struct RowSums {
 struct GroupView {
   Range any, all;
 };
+HWY_INLINE GroupView ViewOf(const KernelArgs& args, int group) {
+  const int64_t first = args.query.Position(group * kGroup);
+  const int64_t last = args.query.Position(std::min((group + 1) * kGroup, args.query.count) - 1);
+  return {args.rule.visible.KeysOfAny(first, last), args.rule.visible.KeysOfAll(first, last)};
+}
 
 // QK: scores of rows against one key block, log2 units.
 template <class P>
@@ -320,11 +325,7 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
   RowSums sums;
   GroupView views[kMaxGroups];
   const int count = args.query.count;
-  for (int g = 0; g * kGroup < count; ++g) {
-    const int64_t first = args.query.first + g * kGroup;
-    const int64_t last = args.query.first + std::min((g + 1) * kGroup, count) - 1;
-    views[g] = {args.rule.visible.KeysOfAny(first, last), args.rule.visible.KeysOfAll(first, last)};
-  }
+  for (int g = 0; g * kGroup < count; ++g) views[g] = ViewOf(args, g);
   std::fill_n(sums.m, kBlockQ + kPassRows, kMinusInf);
   std::fill_n(sums.l, kBlockQ + kPassRows, 0.0f);
   std::memset(args.state.o, 0, sizeof(float) * static_cast<size_t>(count * args.blocks.channels));

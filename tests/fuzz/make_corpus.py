@@ -82,7 +82,56 @@ SAFETENSORS = {
     "bad_no_offsets": safetensors({"q": {"dtype": "F32", "shape": [1]}}),
 }
 
-for folder, files in (("npy", NPY), ("safetensors", SAFETENSORS)):
+
+def preset(change=None, **top):
+    """A good preset of one layer with a sparse and a dense head; `change` edits it, `top` replaces fields."""
+    measured = {"sparsity": 0.5, "work": 0.5, "l1": 0.04, "l2": 0.05, "round_l1": 0.01, "verified_on": 1}
+    sparse = {"head": 0, "precision": "int8", "select": "floor", "theta": 0.3, "tau": 0.9, "pv_skip": 8.5,
+              "measured": measured}
+    dense = {"head": 1, "precision": "int16", "select": "all", "theta": 0.0, "tau": 1, "pv_skip": "off",
+             "measured": {**measured, "sparsity": 0, "work": 1, "l1": 0, "l2": 0}}
+    layer = {"q_heads": 2, "kv_heads": 1, "qk_dim": 64, "v_dim": 32, "causal": True, "samples": ["a"],
+             "held_out": ["b"], "heads": [sparse, dense]}
+    whole = {"format": "sparge-preset", "version": 1, "made_by": "corpus",
+             "bounds": {"l1": 0.05, "l2": 0.06, "round_l1": 0.05}, "predictor": "keys", "seed": 7,
+             "layers": {"layer.0": layer}}
+    if change:
+        change(whole, layer, sparse)
+    return json.dumps({**whole, **top}).encode()
+
+
+PRESET = {
+    "ok_one": preset(),
+    "ok_no_layers": preset(layers={}),
+    "ok_partial": preset(partial={"options": "o", "captures": "c"}),
+    "ok_paper": preset(predictor="paper"),
+    "ok_largest_seed": preset(seed=(1 << 64) - 1),
+    "bad_nothing": b"",
+    "bad_json": preset()[:-1],
+    "bad_list": b"[]",
+    "bad_format": preset(format="preset"),
+    "bad_version": preset(version=2),
+    "bad_version_text": preset(version="1"),
+    "bad_nesting": b"[" * 200,
+    "bad_utf8": preset(made_by="?").replace(b"?", b"\xff"),
+    "bad_duplicate": preset().replace(b'"seed": 7', b'"seed": 7, "seed": 7'),
+    "bad_unknown_field": preset(color="red"),
+    "bad_seed": preset(seed=-1),
+    "bad_bounds": preset(bounds={"l1": 0.05, "l2": "small", "round_l1": 0.05}),
+    "bad_layers": preset(layers=[]),
+    "bad_head_count": preset(lambda whole, layer, head: layer["heads"].pop()),
+    "bad_head_order": preset(lambda whole, layer, head: layer["heads"].reverse()),
+    "bad_head_missing_tau": preset(lambda whole, layer, head: head.pop("tau")),
+    "bad_tau": preset(lambda whole, layer, head: head.update(tau=1.5)),
+    "bad_theta_huge": preset(lambda whole, layer, head: head.update(theta=0)).replace(b'"theta": 0,', b'"theta": 1e999,'),
+    "bad_dense_skip": preset(lambda whole, layer, head: head.update(select="all", tau=1)),
+    "bad_kv_heads": preset(lambda whole, layer, head: layer.update(kv_heads=3)),
+    "bad_dim": preset(lambda whole, layer, head: layer.update(qk_dim=577)),
+    "bad_samples": preset(lambda whole, layer, head: layer.update(samples=[1])),
+    "bad_not_measured": preset(lambda whole, layer, head: head["measured"].update(verified_on=0)),
+}
+
+for folder, files in (("npy", NPY), ("preset", PRESET), ("safetensors", SAFETENSORS)):
     (HERE / folder).mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (HERE / folder / name).write_bytes(content)

@@ -1,0 +1,186 @@
+// captures.cc - walks the folder, reads each capture once, and refuses what would spoil a long run later.
+#include "cli/captures.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <span>
+
+#include "cli/choice.h"
+#include "cli/problem.h"
+#include "cli/report.h"
+#include "cli/tune_verify.h"
+
+namespace sparge::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using io::Quoted;
+
+constexpr const char* kWanted = " (wanted: CAPTURES/LAYER/SAMPLE.safetensors)";
+
+bool IsCapture(const fs::path& path) { return path.extension() == ".safetensors"; }
+
+// Entries of a folder by name; hidden ones left out.
+std::vector<fs::path> Entries(const fs::path& folder) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (!it->path().filename().string().starts_with('.')) entries.push_back(it->path());
+  }
+  if (error) throw UsageError(folder.string() + ": cannot be searched: " + error.message());
+  std::sort(entries.begin(), entries.end());
+  return entries;
+}
+
+// Layers and samples are written into a JSON file.
+void CheckName(const std::string& name, const std::string& path) {
+  try {
+    Json(name).dump();
+  } catch (const Json::exception&) {
+    throw UsageError(path + ": the name is not valid UTF-8");
+  }
+}
+
+Sample SampleAt(const fs::path& path) {
+  CheckName(path.stem().string(), path.string());
+  return {path.stem().string(), path.string(), 0};
+}
+
+LayerCaptures LayerAt(const fs::path& folder, const std::string& name) {
+  CheckName(name, folder.string());
+  LayerCaptures layer;
+  layer.name = name;
+  for (const fs::path& entry : Entries(folder)) {
+    if (fs::is_directory(entry)) throw UsageError(entry.string() + ": is a folder inside a layer" + kWanted);
+    if (IsCapture(entry)) layer.samples.push_back(SampleAt(entry));
+  }
+  if (layer.samples.empty()) throw UsageError(folder.string() + ": no .safetensors files in this folder" + kWanted);
+  return layer;
+}
+
+// A number that changes with every bit that was added.
+class Digest {
+ public:
+  void Add(std::span<const std::byte> bytes) {
+    Mix(bytes.size());
+    while (!bytes.empty()) {
+      uint64_t word = 0;
+      const size_t count = std::min(bytes.size(), sizeof word);
+      std::memcpy(&word, bytes.data(), count);
+      Mix(word);
+      bytes = bytes.subspan(count);
+    }
+  }
+  void Add(const std::string& text) { Add(std::as_bytes(std::span(text))); }
+  void Add(const io::Tensor& tensor) {
+    Mix(static_cast<uint64_t>(tensor.dtype));
+    for (const int64_t dim : tensor.shape) Mix(static_cast<uint64_t>(dim));
+    Add(tensor.data);
+  }
+  std::string Text() const { return Format("%016llx", static_cast<unsigned long long>(state_)); }
+
+ private:
+  // FNV-1a on words, with the high bits folded back, which alone would never reach the low ones.
+  void Mix(uint64_t word) {
+    state_ = (state_ ^ word) * 0x100000001b3;
+    state_ ^= state_ >> 32;
+  }
+  uint64_t state_ = 0xcbf29ce484222325;
+};
+
+// Infinity and NaN have all bits of the exponent set.
+template <class Bits>
+int64_t FirstNonFinite(std::span<const std::byte> data, Bits exponent) {
+  for (size_t at = 0; at + sizeof(Bits) <= data.size(); at += sizeof(Bits)) {
+    Bits bits;
+    std::memcpy(&bits, data.data() + at, sizeof bits);
+    if ((bits & exponent) == exponent) return static_cast<int64_t>(at / sizeof(Bits));
+  }
+  return -1;
+}
+
+void CheckFinite(const std::string& path, const char* name, const io::Tensor& tensor) {
+  const int64_t found = tensor.dtype == io::DType::F32
+                            ? FirstNonFinite<uint32_t>(tensor.data, 0x7f800000)
+                            : FirstNonFinite<uint16_t>(tensor.data, tensor.dtype == io::DType::F16 ? 0x7c00 : 0x7f80);
+  if (found < 0) return;
+  const std::vector<int64_t>& shape = tensor.shape;
+  const int64_t dim = shape[shape.size() - 1];
+  const int64_t tokens = shape[shape.size() - 2];
+  throw UsageError(path + ": tensor " + name + " has a value that is not finite, at head " +
+                   std::to_string(found / dim / tokens) + ", token " + std::to_string(found / dim % tokens) +
+                   ": no error can be measured against that");
+}
+
+void CheckSample(Sample& sample, LayerCaptures& layer, bool first, Digest& digest) {
+  const Problem problem = LoadProblem(Verb::kCheck, Options(), sample.path);
+  const PlanDesc& desc = problem.desc;
+  if (desc.q_tokens == 0 || desc.kv_tokens == 0) throw UsageError(sample.path + ": has no tokens");
+  CheckFinite(sample.path, "q", problem.q);
+  CheckFinite(sample.path, "k", problem.k);
+  CheckFinite(sample.path, "v", *problem.v);
+  const auto same = [&](const char* what, int64_t mine, int64_t& all) {
+    if (first) all = mine;
+    if (mine == all) return;
+    throw UsageError(sample.path + ": " + what + " " + std::to_string(mine) + ", but " + layer.samples[0].path +
+                     " of the same layer has " + std::to_string(all));
+  };
+  int64_t causal = layer.causal;
+  same("q_heads", desc.q_heads, layer.q_heads);
+  same("kv_heads", desc.kv_heads, layer.kv_heads);
+  same("qk_dim", desc.qk_dim, layer.qk_dim);
+  same("v_dim", desc.v_dim, layer.v_dim);
+  same("causal", desc.causal, causal);
+  layer.causal = causal != 0;
+  sample.tiles = VisibleTiles(problem) * desc.batch;
+  digest.Add(sample.name);
+  for (const io::Tensor* tensor : {&problem.q, &problem.k, &*problem.v}) digest.Add(*tensor);
+  for (const auto& [key, value] : problem.metadata) {
+    digest.Add(key);
+    digest.Add(value);
+  }
+}
+
+}  // namespace
+
+Captures FindCaptures(const std::string& path) {
+  Captures captures;
+  std::error_code error;
+  if (!fs::exists(path, error)) throw UsageError(path + ": does not exist");
+  if (!fs::is_directory(path, error)) {
+    captures.layers.push_back({LayerOf(path), {SampleAt(path)}});
+    captures.assumed = path + ": one sample of layer " + Quoted(LayerOf(path)) + ", named after its folder";
+    return captures;
+  }
+  std::vector<fs::path> folders, files;
+  for (const fs::path& entry : Entries(path)) {
+    if (fs::is_directory(entry)) folders.push_back(entry);
+    if (!fs::is_directory(entry) && IsCapture(entry)) files.push_back(entry);
+  }
+  if (!folders.empty() && !files.empty()) {
+    throw UsageError(path + ": has both samples (" + files[0].filename().string() + ") and folders (" +
+                     folders[0].filename().string() + ")" + kWanted);
+  }
+  if (!files.empty()) {
+    const std::string name = LayerOf(files[0].string());
+    captures.layers.push_back(LayerAt(path, name));
+    captures.assumed = path + ": " + std::to_string(files.size()) + (files.size() == 1 ? " sample" : " samples") +
+                       " of one layer " + Quoted(name) + ", named after the folder";
+    return captures;
+  }
+  if (folders.empty()) throw UsageError(path + ": no .safetensors files in this folder" + kWanted);
+  for (const fs::path& folder : folders) captures.layers.push_back(LayerAt(folder, folder.filename().string()));
+  return captures;
+}
+
+std::string CheckCaptures(Captures& captures) {
+  Digest digest;
+  for (LayerCaptures& layer : captures.layers) {
+    digest.Add(layer.name);
+    for (size_t i = 0; i < layer.samples.size(); ++i) CheckSample(layer.samples[i], layer, i == 0, digest);
+  }
+  return digest.Text();
+}
+
+}  // namespace sparge::cli

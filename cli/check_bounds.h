@@ -1,0 +1,43 @@
+// check_bounds.h - are the heads within the error bounds that a preset promises?
+#ifndef SPARGE_CLI_CHECK_BOUNDS_H_
+#define SPARGE_CLI_CHECK_BOUNDS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/checker.h"
+#include "cli/report.h"
+#include "io/preset.h"
+
+namespace sparge::cli {
+
+// Bounds hold for the mean over the samples that a head was tuned for, so a single new one may lie somewhat beyond.
+inline constexpr double kSlack = 1.2;
+inline constexpr double kShareWithin = 0.95;
+
+class BoundsJudge {
+ public:
+  explicit BoundsJudge(const io::Preset& preset) : preset_(preset) {}
+
+  void Add(const std::string& name, const StageErrors& errors);  // one head of one file
+
+  double ShareWithin(double slack) const;  // of the heads, within `slack` times the bounds; 1 without heads
+  bool passed() const { return ShareWithin(kSlack) >= kShareWithin; }
+  Json Report() const;
+  std::string Text() const;  // a line per head beyond its bounds, and a summary
+
+ private:
+  struct Head {
+    std::string name;
+    double l1, l2, round_l1, sparsity;
+    double excess;  // the largest of error / bound
+  };
+  double MeanSparsity() const;
+
+  const io::Preset& preset_;
+  std::vector<Head> heads_;
+};
+
+}  // namespace sparge::cli
+#endif  // SPARGE_CLI_CHECK_BOUNDS_H_

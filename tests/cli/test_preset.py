@@ -1,0 +1,148 @@
+"""--preset, --select auto and --predictor: what they set, what check makes of them, and what they refuse."""
+
+import json
+
+import numpy as np
+
+import cases
+from captures import CaptureCase, head, layer, tensors, write_capture, write_preset
+from cases import call, rng
+
+
+class PresetCase(CaptureCase):
+    """Three heads and a preset for them."""
+
+    def setUp(self):
+        super().setUp()
+        r = rng("presets")
+        self.file = write_capture(self.path("captures") / "layer.1" / "a.safetensors", *tensors(r, heads=3, kv_heads=1))
+        self.heads = [head(0, tau=0.8), head(1, dense=True), head(2, "fp32", tau=0.95, pv_skip="off")]
+        self.layers = {"layer.1": layer(self.heads), "layer.10": layer(self.heads), "mid.block": layer(self.heads)}
+        self.preset = write_preset(self.path("p.json"), self.layers)
+        self.use = ("--preset", self.preset, "--layer", "layer.1")
+
+    def attend(self, *flags):
+        """Output, map and figures of a run."""
+        o, m = self.path("o.npy"), self.path("m.npy")
+        result = self.good("run", "--tensors", self.file, "--out", o, "--map-out", m, "--json", *flags)
+        return np.load(o), np.load(m), json.loads(result.stdout)
+
+
+class Presets(PresetCase):
+
+    def test_every_head_takes_its_own_entry(self):
+        o, tiles, figures = self.attend(*self.use)
+        sparse = self.attend("--tau", "0.8", "--theta", "0.3", "--pv-skip", "8")
+        exact = self.attend("--tau", "0.95", "--theta", "0.3", "--pv-skip", "off", "--precision", "fp32")
+        dense = self.attend("--select", "all", "--pv-skip", "off")
+        for index, same in ((0, sparse), (1, dense), (2, exact)):
+            np.testing.assert_array_equal(tiles[index], same[1][index], f"tiles of head {index}")
+            np.testing.assert_array_equal(o[index], same[0][index], f"result of head {index}")
+        self.assertLess(tiles[0].mean(), 1)  # else the test would not see a head that takes another's entry
+        self.assertFalse(np.array_equal(tiles[0], tiles[2]))
+        self.assertEqual((figures["select"], figures["layer"], figures["preset"]), ("preset", "layer.1", str(self.preset)))
+        self.assertEqual([h["precision"] for h in figures["head_parameters"]], ["int8", "int8", "fp32"])
+        self.assertEqual([h["tau"] for h in figures["head_parameters"]], [0.8, 1, 0.95])
+        self.assertEqual([h["pv_skip"] for h in figures["head_parameters"]], [8, "off", "off"])
+        self.assertIsNone(figures["tau"])
+        self.good("map", "--tensors", self.file, "--map-out", self.path("n.npy"), *self.use)
+        np.testing.assert_array_equal(np.load(self.path("n.npy")), tiles)
+
+    def test_check_finds_the_layer_in_the_folder(self):
+        report = json.loads(self.good("check", "--preset", self.preset, self.path("captures"), "--json").stdout)
+        file = report["files"][0]
+        self.assertEqual(file["layer"], "layer.1")
+        sparse, dense, exact = file["heads"]
+        self.assertEqual((dense["l1"], dense["l2"], dense["sparsity"]), (0, 0, 0))
+        self.assertGreater(sparse["l1"], 0)
+        self.assertGreater(sparse["sparsity"], 0)
+        self.assertLess(exact["round_l1"], cases.BOUND["fp32"])
+        self.assertLess(cases.BOUND["fp32"], dense["round_l1"])
+        self.assertLess(dense["round_l1"], cases.BOUND["int8"])
+        bounds = report["bounds"]
+        self.assertEqual((bounds["heads"], bounds["share_within_1.2_bounds"], bounds["outside"]), (3, 1, []))
+        self.assertAlmostEqual(bounds["mean_sparsity"], np.mean([h["sparsity"] for h in file["heads"]]))
+        self.assertIn("passed", self.good("check", "--preset", self.preset, self.path("captures")).stdout)
+        self.refused("check", "--preset", self.preset, "--tensors", self.file, says=("--layer",))
+
+    def test_check_fails_beyond_the_bounds(self):
+        """One of three heads beyond 1.2 times the bound is more than 5 %; at 1.1 times the bound it is fine."""
+        args = ("check", self.path("captures"), "--json", "--preset")
+        l2 = [h["l2"] for h in json.loads(self.good(*args, self.preset).stdout)["files"][0]["heads"]]
+        for factor, code in ((1.3, 1), (1.1, 0), (0.9, 0)):
+            bound = max(l2) / factor
+            result = call((*args, write_preset(self.path("tight.json"), self.layers, l2=bound)))
+            self.assertEqual(result.code, code, result.stderr)
+            report = json.loads(result.stdout)
+            self.assertEqual(report["passed"], code == 0)
+            self.assertAlmostEqual(report["bounds"]["share_within_1.2_bounds"], np.mean([x <= 1.2 * bound for x in l2]))
+            self.assertEqual(len(report["bounds"]["outside"]), sum(x > bound for x in l2))
+        round_l1 = write_preset(self.path("round.json"), self.layers, round_l1=1e-6)
+        self.assertEqual(call((*args, round_l1)).code, 1)
+
+    def test_what_does_not_fit_is_refused(self):
+        run = ("run", "--tensors", self.file, "--out", self.path("o.npy"), "--preset")
+        self.refused(*run, self.preset, says=("--layer",))
+        self.refused(*run, self.preset, "--layer", "", says=("--layer",))
+        self.refused(*run, self.preset, "--layer", "layer.11", says=("'layer.11'", "'layer.1'", "'layer.10'"))
+        self.refused(*run, self.path("none.json"), "--layer", "layer.1", says=("--preset", "none.json"))
+        for name, other in (("q_heads", layer(self.heads[:2])), ("kv_heads", layer(self.heads, kv_heads=3)),
+                            ("qk_dim", layer(self.heads, qk_dim=64)), ("v_dim", layer(self.heads, v_dim=16)),
+                            ("causal", layer(self.heads, causal=True))):
+            with self.subTest(name):
+                file = write_preset(self.path("other.json"), {"layer.1": other})
+                self.refused(*run, file, "--layer", "layer.1", says=("other.json", "'layer.1'", name))
+                self.refused("check", "--preset", file, self.path("captures"), says=("a.safetensors", "other.json", name))
+        partial = write_preset(self.path("p.partial"), self.layers, partial={"options": "", "captures": ""})
+        self.refused(*run, partial, "--layer", "layer.1", says=("unfinished",))
+        broken = [head(0), head(1, tau=1.5), head(2)]
+        file = write_preset(self.path("broken.json"), {"layer.1": layer(broken)})
+        self.refused(*run, file, "--layer", "layer.1", says=("broken.json", "'layer.1'", "head 1", "'tau'", "1.5"))
+        self.refused("map", "--tensors", self.file, "--map-out", self.preset, *self.use, says=("--map-out", "p.json"))
+
+    def test_flags_beside_a_preset(self):
+        run = ("run", "--tensors", self.file, "--out", self.path("o.npy"))
+        for flags in (("--tau", "0.9"), ("--theta", "0.3"), ("--topk", "0.5"), ("--select", "cdf"), ("--pv-skip", "8"),
+                      ("--precision", "int8"), ("--predictor", "keys"), ("--sink",), ("--no-sink",),
+                      ("--select", "auto"), ("--target-l1", "0.1"), ("--seed", "1")):
+            with self.subTest(flags):
+                self.refused(*run, *self.use, *flags, says=flags[:1])
+        self.refused(*run, "--layer", "layer.1", says=("--layer", "--preset"))
+
+
+class Auto(PresetCase):
+    """A calibration made for one run."""
+
+    def test_errors_stay_within_what_was_named(self):
+        flags = ("--select", "auto", "--target-l1", "0.05", "--pv-l1", "0.06", "--json")
+        report = json.loads(self.good("check", "--tensors", self.file, *flags).stdout)
+        file = report["files"][0]
+        self.assertEqual(file["select"], "auto")
+        self.assertEqual(len(file["head_parameters"]), 3)
+        for figures, chosen in zip(file["heads"], file["head_parameters"]):
+            estimate = chosen["estimate"]
+            # Two standard errors hold in 19 of 20 cases; four in all that a test should ever see.
+            self.assertLessEqual(figures["l1"], 0.05 + 4 * estimate["l1_error"])
+            self.assertLessEqual(figures["l2"], 0.06 + 4 * estimate["l2_error"])
+        self.assertGreater(report["total"]["sparsity"], 0)
+
+    def test_the_same_seed_gives_the_same_result(self):
+        flags = ("--select", "auto", "--seed", "3")
+        first, again = self.attend(*flags), self.attend(*flags, "--threads", "1")
+        np.testing.assert_array_equal(first[0], again[0])
+        self.assertEqual(first[2]["head_parameters"], again[2]["head_parameters"])
+        said = self.good("run", "--tensors", self.file, "--out", self.path("o.npy"), *flags).stderr
+        self.assertIn("calibrated in", said)
+
+    def test_refusals(self):
+        run = ("run", "--tensors", self.file, "--out", self.path("o.npy"))
+        for flags in (("--tau", "0.9"), ("--theta", "0.1"), ("--topk", "0.5"), ("--pv-skip", "5"),
+                      ("--precision", "int8")):
+            with self.subTest(flags):
+                self.refused(*run, "--select", "auto", *flags, says=flags[:1])
+        for flag in ("--target-l1", "--pv-l1", "--round-l1", "--seed"):
+            self.refused(*run, flag, "1", says=(flag, "--select auto"))
+            self.refused(*run, "--select", "auto", flag, "-1", says=(flag, "-1"))
+        self.refused(*run, "--select", "auto", "--target-l1", "0.1", "--pv-l1", "0.05", says=("--pv-l1",))
+        self.refused(*run, "--select", "all", "--predictor", "keys", says=("--predictor",))
+        self.refused(*run, "--predictor", "crystal", says=("--predictor", "crystal"))
