@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 
+#include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
@@ -48,7 +49,7 @@ void CheckPlaces(const ReportOptions& options, const std::vector<std::string>& s
 }
 
 // captures/LAYER/SAMPLE.safetensors, unless the file itself names its layer.
-std::string LayerOf(const Problem& problem, const std::string& path, const std::vector<std::string>& given) {
+std::string LayerName(const Problem& problem, const std::string& path, const std::vector<std::string>& given) {
   const auto found = problem.metadata.find("layer");
   if (found != problem.metadata.end()) return found->second;
   for (const std::string& folder : given) {
@@ -60,12 +61,14 @@ std::string LayerOf(const Problem& problem, const std::string& path, const std::
   return "";
 }
 
-FileReport ReportFile(const Context& context, const Options& options, const std::string& path, Progress& progress) {
-  const Problem problem = LoadProblem(Verb::kReport, options, path);
+FileReport ReportFile(const Context& context, const Options& options, const HeadChooser& chooser,
+                      const std::string& path, Progress& progress) {
+  Problem problem = LoadProblem(Verb::kReport, options, path);
+  chooser.Choose(context, path, problem);
   FileReport report;
   report.path = path.empty() ? options.q : path;
   report.sample = fs::path(report.path).stem().string();
-  report.layer = LayerOf(problem, report.path, options.paths);
+  report.layer = LayerName(problem, report.path, options.paths);
   const auto title = problem.metadata.find("title");
   if (title != problem.metadata.end()) report.title = title->second;
   report.queries = problem.desc.q_tokens;
@@ -77,6 +80,7 @@ FileReport ReportFile(const Context& context, const Options& options, const std:
     report.heads.push_back(reporter.Measure(head));
     progress.Step();
   }
+  report.order = CompareOrders(context, problem);
   return report;
 }
 
@@ -140,12 +144,14 @@ int Report(const ReportOptions& options) {
   CheckOptions(Verb::kReport, common);
   const std::vector<std::string> sources = InputFiles(common);
   CheckPlaces(options, sources);
+  const HeadChooser chooser(common);
   const Context context(common.threads);
   int64_t heads = 0;
   std::string notes;
   // All inputs are read once before the slow part, so that a bad one is refused at once.
   for (const std::string& source : sources) {
-    const Problem problem = LoadProblem(Verb::kReport, common, source);
+    Problem problem = LoadProblem(Verb::kReport, common, source);
+    chooser.TakePreset(source, problem);
     heads += problem.desc.batch * problem.desc.q_heads;
     notes += NotesText(problem, source);
   }
@@ -153,7 +159,7 @@ int Report(const ReportOptions& options) {
   std::vector<FileReport> reports;
   {
     Progress progress("measuring heads", heads);
-    for (const std::string& source : sources) reports.push_back(ReportFile(context, common, source, progress));
+    for (const std::string& source : sources) reports.push_back(ReportFile(context, common, chooser, source, progress));
   }
   const Json data = ReportJson(context, reports, true);
   Files files;

@@ -77,12 +77,10 @@ void FileReporter::Predict() {
   Plan(context_, all).Predict(args);
   group_rows_ = stats.group_rows;
   if (*SweptParameter(problem_.desc.select) == '\0') return;
-  constexpr float kNone = -1;
-  predicted_.assign(tiles + 1, kNone);
+  predicted_.resize(tiles + 1);
   args = problem_.args;
   args.mass_out = predicted_.data();
   Plan(context_, problem_.desc).Predict(args);
-  if (std::count(predicted_.begin(), predicted_.end(), kNone) > 1) predicted_.clear();
 }
 
 void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const {
@@ -90,6 +88,8 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
   fp32.precision = SPARGE_FP32;
   fp32.select = SPARGE_SELECT_ALL;
   fp32.params.pv_skip = SPARGE_PV_SKIP_OFF;
+  fp32.heads = nullptr;
+  fp32.head_precision = nullptr;
   RunArgs fp32_args = slice.args;
   fp32_args.map = nullptr;
   Timed dense(context_, fp32, fp32_args), sparse(context_, slice.desc, slice.args);
@@ -105,6 +105,8 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
 std::vector<FrontierPoint> FileReporter::Frontier(const HeadProblem& slice, const std::vector<float>& dense) const {
   std::vector<FrontierPoint> points;
   PlanDesc desc = slice.desc;
+  if (desc.heads != nullptr) desc.params = desc.heads[0];
+  desc.heads = nullptr;
   for (const double value : SweptValues(desc.select)) {
     (desc.select == SPARGE_SELECT_TOPK ? desc.params.topk : desc.params.tau) = value;
     Timed run(context_, desc, slice.args);
