@@ -49,7 +49,7 @@ void CheckPlaces(const ReportOptions& options, const std::vector<std::string>& s
 }
 
 // captures/LAYER/SAMPLE.safetensors, unless the file itself names its layer.
-std::string LayerOf(const Problem& problem, const std::string& path, const std::vector<std::string>& given) {
+std::string LayerName(const Problem& problem, const std::string& path, const std::vector<std::string>& given) {
   const auto found = problem.metadata.find("layer");
   if (found != problem.metadata.end()) return found->second;
   for (const std::string& folder : given) {
@@ -68,18 +68,19 @@ FileReport ReportFile(const Context& context, const Options& options, const Head
   FileReport report;
   report.path = path.empty() ? options.q : path;
   report.sample = fs::path(report.path).stem().string();
-  report.layer = LayerOf(problem, report.path, options.paths);
+  report.layer = LayerName(problem, report.path, options.paths);
   const auto title = problem.metadata.find("title");
   if (title != problem.metadata.end()) report.title = title->second;
   report.queries = problem.desc.q_tokens;
   report.keys = problem.desc.kv_tokens;
   AddParameters(report.parameters, problem);
-  report.swept = SweptParameter(problem);
+  report.swept = SweptParameter(problem.desc.select);
   const FileReporter reporter(context, problem);
   for (int64_t head = 0; head < reporter.heads(); ++head) {
     report.heads.push_back(reporter.Measure(head));
     progress.Step();
   }
+  report.order = CompareOrders(context, problem);
   return report;
 }
 

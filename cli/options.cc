@@ -98,7 +98,7 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
             [&options](const std::string& text) { options.precision = text; });
   AddChoice(app, "--select", "which tiles to compute; default cdf", {"all", "cdf", "topk", "floor", "map", "auto"},
             [&options](const std::string& text) { options.select = text; });
-  AddNumber(app, "--tau", "cdf: predicted mass to keep; floor: 1 - mass that is worth a tile; default 0.98", group,
+  AddNumber(app, "--tau", "cdf: predicted mass to keep; floor: see docs/predictor.md; default 0.98", group,
             options.tau, 0, 1);
   AddNumber(app, "--topk", "topk: fraction of visible tiles to keep; default 0.5", group, options.topk, 0, 1);
   AddNumber(app, "--theta", "blocks less self-similar than this are kept whole; default 0.3, below 0 = off", group,

@@ -11,15 +11,13 @@ constexpr int kRounds = 3;  // best of so many times
 constexpr double kTaus[] = {0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999};
 constexpr double kTopks[] = {0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9};
 
-std::span<const double> SweptValues(const Problem& problem) {
-  const std::string swept = SweptParameter(problem);
-  if (swept == "tau") return kTaus;
-  if (swept == "topk") return kTopks;
-  return {};
-}
+constexpr double kFloorTaus[] = {0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997, 0.999};
 
-bool Predicts(sparge_select select) {
-  return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK || select == SPARGE_SELECT_FLOOR;
+std::span<const double> SweptValues(sparge_select select) {
+  if (select == SPARGE_SELECT_CDF) return kTaus;
+  if (select == SPARGE_SELECT_FLOOR) return kFloorTaus;
+  if (select == SPARGE_SELECT_TOPK) return kTopks;
+  return {};
 }
 
 // A plan with its result and its best time.
@@ -54,10 +52,10 @@ std::span<const uint8_t> Part(const std::vector<uint8_t>& tiles, int64_t head, s
 
 }  // namespace
 
-const char* SweptParameter(const Problem& problem) {
-  if (problem.per_head) return "";
-  const sparge_select select = problem.desc.select;
-  return select == SPARGE_SELECT_CDF ? "tau" : select == SPARGE_SELECT_TOPK ? "topk" : "";
+const char* SweptParameter(sparge_select select) {
+  return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_FLOOR ? "tau"
+         : select == SPARGE_SELECT_TOPK                               ? "topk"
+                                                                      : "";
 }
 
 FileReporter::FileReporter(const Context& context, const Problem& problem)
@@ -78,13 +76,11 @@ void FileReporter::Predict() {
   args.stats = &stats;
   Plan(context_, all).Predict(args);
   group_rows_ = stats.group_rows;
-  if (!Predicts(problem_.desc.select)) return;
-  constexpr float kNone = -1;
-  predicted_.assign(tiles + 1, kNone);
+  if (*SweptParameter(problem_.desc.select) == '\0') return;
+  predicted_.resize(tiles + 1);
   args = problem_.args;
   args.mass_out = predicted_.data();
   Plan(context_, problem_.desc).Predict(args);
-  if (std::count(predicted_.begin(), predicted_.end(), kNone) > 1) predicted_.clear();
 }
 
 void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const {
@@ -109,8 +105,10 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
 std::vector<FrontierPoint> FileReporter::Frontier(const HeadProblem& slice, const std::vector<float>& dense) const {
   std::vector<FrontierPoint> points;
   PlanDesc desc = slice.desc;
-  for (const double value : SweptValues(problem_)) {
-    (desc.select == SPARGE_SELECT_CDF ? desc.params.tau : desc.params.topk) = value;
+  if (desc.heads != nullptr) desc.params = desc.heads[0];
+  desc.heads = nullptr;
+  for (const double value : SweptValues(desc.select)) {
+    (desc.select == SPARGE_SELECT_TOPK ? desc.params.topk : desc.params.tau) = value;
     Timed run(context_, desc, slice.args);
     run.Run();
     ErrorSums errors;

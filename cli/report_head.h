@@ -12,9 +12,8 @@
 
 namespace sparge::cli {
 
-// The parameter that a report varies, because it trades sparsity for error; "" if the selection has none, or if heads
-// have values of their own.
-const char* SweptParameter(const Problem& problem);
+// The parameter that a report varies, because it trades sparsity for error; "" if the selection has none.
+const char* SweptParameter(sparge_select select);
 
 // The shipped path with another value of the swept parameter.
 struct FrontierPoint {

@@ -61,6 +61,22 @@ Json HeadJson(size_t file, const FileReport& in, const HeadReport& head, bool wi
   return json;
 }
 
+Json OrderedJson(const OrderedHead& head, bool with_pictures) {
+  Json json = {{"sparsity", head.sparsity}, {"relative_l1", Number(head.relative_l1)}};
+  if (with_pictures) json["map"] = DataUri(head.map);
+  return json;
+}
+
+Json OrderJson(size_t file, const OrderReport& order, bool with_pictures) {
+  Json json = {{"file", file},
+               {"grid", order.sides},
+               {"in_force", order.hilbert_in_force ? "hilbert" : "raster"},
+               {"raster", OrderedJson(order.raster, with_pictures)},
+               {"hilbert", OrderedJson(order.hilbert, with_pictures)}};
+  if (with_pictures) json["frame"] = {{"width", order.width}, {"height", order.height}, {"rank", order.rank}};
+  return json;
+}
+
 Json ColorsJson() {
   Json scale = Json::array();
   for (const Color& color : MassScale()) scale.push_back(HexColor(color));
@@ -116,7 +132,7 @@ Json ReportJson(const Context& context, const std::vector<FileReport>& files, bo
       {"version", sparge_version()},  {"cpu", CpuName()},          {"isa", context.isa()},
       {"threads", context.threads()}, {"block_q", SPARGE_BLOCK_Q}, {"block_k", SPARGE_BLOCK_K},
       {"swept", files.front().swept}, {"total", TotalJson(files)}, {"frontier", FrontierJson(MeanFrontier(files))},
-      {"files", Json::array()},       {"heads", Json::array()}};
+      {"files", Json::array()},       {"heads", Json::array()},    {"orders", Json::array()}};
   if (with_pictures) {
     json["colors"] = ColorsJson();
     json["pictured"] = std::count(pictured.begin(), pictured.end(), true);
@@ -127,6 +143,7 @@ Json ReportJson(const Context& context, const std::vector<FileReport>& files, bo
     Json file = {{"file", files[f].path}, {"title", files[f].title}};
     file.update(files[f].parameters);
     json["files"].push_back(std::move(file));
+    if (files[f].order) json["orders"].push_back(OrderJson(f, *files[f].order, with_pictures));
     for (const HeadReport& head : files[f].heads) {
       json["heads"].push_back(HeadJson(f, files[f], head, with_pictures && pictured[index]));
       ++index;

@@ -2,11 +2,13 @@
 #ifndef SPARGE_CLI_REPORT_PAGE_H_
 #define SPARGE_CLI_REPORT_PAGE_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/report.h"
 #include "cli/report_head.h"
+#include "cli/report_order.h"
 
 namespace sparge::cli {
 
@@ -17,6 +19,7 @@ struct FileReport {
   Json parameters;
   std::string swept;  // SweptParameter
   std::vector<HeadReport> heads;
+  std::optional<OrderReport> order;
 };
 
 // A page holds the pictures of at most so many heads, so that 30 layers stay a file that a browser likes.

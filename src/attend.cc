@@ -53,13 +53,14 @@ Workspace LayWorkspace(const Plan& plan, Arena& arena) {
 struct Decisions {
   sparge_head_params* params;  // per query head
   uint8_t* active;             // per query head: in the plan at hand
-  uint8_t* done;               // per query head: in this or an earlier plan
+  uint8_t* done;               // per query head: computed by this or an earlier plan
+  uint8_t* measured;           // per query head: likewise, samples taken
 };
 
 Decisions LayDecisions(const Plan& plan, Arena& arena) {
   if (!plan.measures()) return {};
   return {arena.Take<sparge_head_params>(plan.q_heads), arena.Take<uint8_t>(plan.q_heads),
-          arena.Take<uint8_t>(plan.q_heads)};
+          arena.Take<uint8_t>(plan.q_heads), arena.Take<uint8_t>(plan.q_heads)};
 }
 
 // The caller's memory, from its first aligned byte on.
@@ -211,7 +212,7 @@ void TakeHeads(const std::vector<Plan>& plans, const Plan& plan, const Decisions
   const bool first = &plan == &plans.front();
   const bool last = &plan == &plans.back();
   for (int64_t h = 0; h < plan.q_heads; ++h) {
-    if (first) decisions.done[h] = 0;
+    if (first) decisions.done[h] = decisions.measured[h] = 0;
     decisions.active[h] = last ? !decisions.done[h] : !plan.calibration->Setting(h).wide;
   }
 }
@@ -219,7 +220,8 @@ void TakeHeads(const std::vector<Plan>& plans, const Plan& plan, const Decisions
 // Measures samples of the active heads, and takes what the calibration makes of them. `sampling.head` is 0.
 void Decide(const std::vector<Plan>& plans, const Plan& plan, const sparge_run_args& args, const Workspace& w,
             Sampling sampling, const Decisions& decisions) {
-  const HeadChoice heads{decisions.params, decisions.active};
+  for (int64_t h = 0; h < plan.q_heads; ++h) decisions.measured[h] = decisions.active[h] && !decisions.measured[h];
+  const HeadChoice heads{decisions.params, decisions.measured};  // a head that moved to this plan has been measured
   while (const int64_t count = NextSamples(plan, heads, sampling, w.measuring.samples)) {
     MeasureSamples(plan, args, w.packed, w.map, w.measuring, count);
   }
@@ -227,6 +229,7 @@ void Decide(const std::vector<Plan>& plans, const Plan& plan, const sparge_run_a
   for (int64_t h = 0; h < plan.q_heads; ++h) {
     const HeadSetting setting = plan.calibration->Setting(h);
     decisions.params[h] = setting.params;
+    decisions.measured[h] |= decisions.active[h];
     if (setting.wide && !last) decisions.active[h] = 0;
     decisions.done[h] |= decisions.active[h];
   }

@@ -12,8 +12,8 @@
 namespace sparge {
 namespace {
 
-// A ratio of three samples is the first that says anything about its own error.
-constexpr double kFewest = 3;
+// Errors are concentrated in few rows. With fewer samples than this, none of them may have met one.
+constexpr double kFewest = 12;
 // From here on a head is only looked after: its standard error is about a seventh of the spread between samples.
 constexpr double kSettled = 48;
 constexpr double kSettledSkips = 24;
@@ -27,7 +27,7 @@ constexpr double kLoyalty = 0.02;
 
 // How far below the bound an estimate has to stay, in standard errors: one, and more while samples are so few that the
 // standard error itself is in doubt.
-double Margin(double count) { return 1.0 + 3.0 / count; }
+double Margin(double count) { return 1.0 + 8.0 / count; }
 
 // The bound is for the mean over calls; a single call shall stay within kSingleCall times it in 19 of 20 cases.
 constexpr double kSingleCall = 1.2;
@@ -102,7 +102,6 @@ void LearnSkips(const SampleResult& result, HeadRecord& head) {
   const double by = FadeFor(head.skip_sizes);
   Fade(head.skip_sizes, by);
   Add(head.skip_sizes, result.size);
-  head.groups = head.groups * by + result.groups;
   for (int skip = 0; skip < kSkips; ++skip) {
     Fade(head.skips[skip], by);
     Add(head.skips[skip], result.skip_error[skip], result.size, result.skip_groups[skip]);
@@ -111,7 +110,6 @@ void LearnSkips(const SampleResult& result, HeadRecord& head) {
 
 void ForgetSkips(HeadRecord& head) {
   head.skip_sizes = {};
-  head.groups = 0;
   head.skips = {};
   head.skip = 0;
 }
@@ -135,12 +133,24 @@ Cell ChooseCell(const HeadRecord& head) {
   return stay ? head.cell : best;
 }
 
+// What a skip adds to an error was measured at this choice of theta and tau or close to it: then it says something here.
+bool Near(const Cell& a, const Cell& b) { return a.theta == b.theta && std::abs(a.tau - b.tau) <= 3; }
+
+// The error at the head's choice with a skip: what it is without, and what the skip added where it was measured.
+Estimate EstimateSkip(const HeadRecord& head, int32_t skip) {
+  const Estimate plain = EstimateRatio(head.sizes, head.cells[head.cell.theta][head.cell.tau]);
+  if (skip == 0 || head.skip_sizes.count == 0) return plain;
+  const Estimate with = EstimateRatio(head.skip_sizes, head.skips[skip]);
+  const double added = with.value - EstimateRatio(head.skip_sizes, head.skips[0]).value;
+  return {plain.value + std::max(added, 0.0), std::max(plain.error, with.error), std::max(plain.spread, with.spread)};
+}
+
 int32_t ChooseSkip(const HeadRecord& head) {
   int32_t best = 0;
   if (head.skip_sizes.count < kFewest) return best;
   for (int32_t skip = 1; skip < kSkips; ++skip) {
     if (head.skips[skip].cost < head.skips[best].cost &&
-        Meets(EstimateRatio(head.skip_sizes, head.skips[skip]), head.skip_sizes.count, head.pv_l1)) {
+        Meets(EstimateSkip(head, skip), head.skip_sizes.count, head.pv_l1)) {
       best = skip;
     }
   }
@@ -152,15 +162,17 @@ bool Counts(const SampleResult& result) {
          std::all_of(result.error.begin(), result.error.end(), [](double e) { return std::isfinite(e); });
 }
 
-// The standard deviation of the ratio between calls, the one at hand included.
-double SpreadOfCalls(const SizeSums& sizes, const ErrorSums& errors, double ratio) {
+// The standard deviation of the ratio between calls, the one at hand included, less what comes from the choice of samples
+// within them: `variance` is that of one sample.
+double SpreadOfCalls(const SizeSums& sizes, const ErrorSums& errors, double ratio, double variance) {
   const double calls = sizes.calls + (sizes.call > 0 ? 1 : 0);
   if (calls < 3) return 0.0;
   const double error2 = errors.calls2 + errors.call * errors.call;
   const double cross = errors.calls_cross + errors.call * sizes.call;
   const double size2 = sizes.calls2 + sizes.call * sizes.call;
   const double residual = std::max(error2 - 2 * ratio * cross + ratio * ratio * size2, 0.0);
-  return std::sqrt(residual / (calls - 1)) / (sizes.size / calls);
+  const double by_chance = variance * sizes.count / calls;
+  return std::sqrt(std::max(residual / (calls - 1) - by_chance, 0.0)) / (sizes.size / calls);
 }
 
 double Share(double part, double whole) { return whole > 0 ? part / whole : 1.0; }
@@ -189,8 +201,8 @@ Estimate EstimateRatio(const SizeSums& sizes, const ErrorSums& errors) {
   if (sizes.count < 2) return {ratio, ratio, 0.0};
   // Residuals error - ratio * size have mean 0; their spread is that of the ratio.
   const double residual = errors.error2 - 2 * ratio * errors.cross + ratio * ratio * sizes.size2;
-  const double spread = std::sqrt(std::max(residual, 0.0) * sizes.count / (sizes.count - 1));
-  return {ratio, spread / sizes.size, SpreadOfCalls(sizes, errors, ratio)};
+  const double variance = std::max(residual, 0.0) / (sizes.count - 1);
+  return {ratio, std::sqrt(variance * sizes.count) / sizes.size, SpreadOfCalls(sizes, errors, ratio, variance)};
 }
 
 void CheckBounds(double target_l1, double pv_l1) {
@@ -223,7 +235,7 @@ void Calibration::Choose(HeadRecord& head) const {
   head.wide = head.round_sizes.count >= 1 && EstimateRatio(head.round_sizes, head.rounding).value > round_l1_;
   if (head.sizes.count < kFewest) return;
   const Cell cell = head.target_l1 > 0 ? ChooseCell(head) : Cell{};
-  if (cell != head.cell) ForgetSkips(head);
+  if (!Near(cell, head.cell)) ForgetSkips(head);
   head.cell = cell;
   const double kept = head.cells[cell.theta][cell.tau].cost;
   const bool worthwhile = kept <= (1 - kWorthwhile) * head.tiles;
@@ -238,8 +250,8 @@ void Calibration::Learn(const Sample& sample, const SampleResult& result) {
   const auto call = static_cast<double>(sample.call + 1);
   if (call != head.call) CloseCall(head);
   head.call = call;
-  // Another thread may have moved the choice in the meantime: then this sample tells nothing about lambda.
-  const bool skips = sample.with_skips && sample.cell == head.cell && head.state == SPARGE_HEAD_SPARSE;
+  // The choice may have moved in the meantime: far away, this sample tells nothing about lambda.
+  const bool skips = sample.with_skips && Near(sample.cell, head.cell) && head.state == SPARGE_HEAD_SPARSE;
   LearnCells(result, head);
   if (skips) LearnSkips(result, head);
   if (sample.with_rounding && result.round_size > 0 && std::isfinite(result.round_error)) {
@@ -287,7 +299,7 @@ void Calibration::Describe(int64_t index, sparge_head_estimate& out) const {
   const ErrorSums& cell = head.cells[setting.sparse ? head.cell.theta : 0][setting.sparse ? head.cell.tau : 0];
   const Estimate l1 = EstimateRatio(head.sizes, cell);
   const bool skips = setting.sparse && head.skip_sizes.count > 0;
-  const Estimate pv = skips ? EstimateRatio(head.skip_sizes, head.skips[head.skip]) : l1;
+  const Estimate pv = setting.sparse ? EstimateSkip(head, head.skip) : l1;
   const Estimate rounding = EstimateRatio(head.round_sizes, head.rounding);
   out.l1 = l1.value;
   out.l1_error = l1.error;
@@ -297,7 +309,9 @@ void Calibration::Describe(int64_t index, sparge_head_estimate& out) const {
   out.round_l1_error = rounding.error;
   const double qk = Share(cell.cost, head.tiles);
   out.sparsity = 1 - qk;
-  out.work = 0.5 * (qk + (skips ? Share(head.skips[head.skip].cost, head.groups) : qk));
+  // PV of the tiles that are computed, less the share of it that is skipped.
+  const double skipped = skips ? 1 - Share(head.skips[head.skip].cost, head.skips[0].cost) : 0.0;
+  out.work = 0.5 * (qk + qk * (1 - skipped));
 }
 
 // ---------------------------------------------------------------- saved form: a header, then numbers per head
@@ -328,7 +342,7 @@ void VisitNumbers(Record& head, const Visit& visit) {
   for (auto& row : head.cells) {
     for (auto& cell : row) errors(cell);
   }
-  sizes(head.skip_sizes), visit(head.groups);
+  sizes(head.skip_sizes);
   for (auto& skip : head.skips) errors(skip);
   sizes(head.round_sizes), errors(head.rounding);
 }

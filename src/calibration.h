@@ -49,7 +49,6 @@ struct SampleResult {
   double size;
   double tiles;
   std::array<double, kTaus> error, kept;
-  double groups;
   std::array<double, kSkips> skip_error, skip_groups;
   double round_error, round_size;
 };
@@ -78,9 +77,8 @@ struct HeadRecord {
   SizeSums sizes;
   double tiles = 0;
   std::array<std::array<ErrorSums, kTaus>, kThetas> cells{};
-  // lambda, at `cell`
+  // lambda, at `cell` or close to it
   SizeSums skip_sizes;
-  double groups = 0;
   std::array<ErrorSums, kSkips> skips{};
   // rounding of the fewest bits
   SizeSums round_sizes;

@@ -195,7 +195,6 @@ class Probe {
     const int64_t drops = FindDrops(kept);
     const int64_t group_rows = plan_.runtime.kernels->group_rows;
     const int64_t groups = CeilDiv(rows_, group_rows);
-    result.groups = static_cast<double>(groups * ranked_.count);
     int64_t dropped = 0;
     for (int i = 0; i < kSkips; ++i) {
       for (; dropped < drops && my_.drops[dropped].depth >= static_cast<float>(SkipAt(i)); ++dropped) {
@@ -293,19 +292,20 @@ double Chance(uint64_t seed, uint64_t call, uint64_t head, uint64_t which) {
   return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-// The sample that holds the given query of a head, counted through all sequences.
+// The sample that belongs to the given query of a head, counted through all sequences.
 Sample SampleAt(const Plan& plan, int64_t head, int64_t query) {
   size_t sequence = 0;
   while (query >= plan.sequences[sequence].q_count) query -= plan.sequences[sequence++].q_count;
   const Sequence& s = plan.sequences[sequence];
   const KernelOps& kernels = *plan.runtime.kernels;
   const int64_t block = query / kBlockQ;
-  const int64_t last = std::max<int64_t>(s.QueriesIn(block) - kernels.pass_rows, 0);
-  const int64_t row = std::min<int64_t>(query % kBlockQ, last);
+  // The passes of a block are disjoint and equally likely, so that every row counts as much as any other: those at the
+  // edges of a block are the least like its means.
+  const int64_t passes = CeilDiv(s.QueriesIn(block), kernels.pass_rows);
   Sample sample{};
   sample.head = head;
   sample.row = plan.QueryBlock(head, s, block);
-  sample.first_row = row - row % kernels.group_rows;
+  sample.first_row = query % kBlockQ * passes / s.QueriesIn(block) * kernels.pass_rows;
   return sample;
 }
 

@@ -17,7 +17,7 @@ CalibrationDesc Bounds(int64_t heads, double target_l1, double pv_l1) {
 }
 
 // Heads with structure, sharp enough that most tiles hold next to nothing.
-Problem Structured(int64_t tokens, uint32_t seed, float sharp = 2.5f) {
+Problem Structured(int64_t tokens, uint32_t seed, float sharp = 6.0f) {
   Problem p({.q_heads = 4, .kv_heads = 2, .q_tokens = tokens, .kv_tokens = tokens, .seed = seed, .correlated = true});
   p.q.Fill([old = p.q, sharp](int64_t b, int64_t h, int64_t t, int64_t d) { return sharp * old.Get(b, h, t, d); });
   return p;
@@ -85,8 +85,7 @@ TEST(Calibration, EstimatesAreTheErrorsAndBoundsHold) {
       p.desc.causal = causal;
       Calibration calibration(Bounds(4, 0.05, 0.06));
       const Problem automatic = Automatic(p, calibration);
-      Calibrate(context, automatic, 1);  // tau
-      Calibrate(context, automatic, 1);  // lambda at that tau
+      for (int i = 0; i < 4; ++i) Calibrate(context, automatic, 1);  // tau, then lambda at a tau that stays
       const TestTensor dense = RunDense(context, p, SPARGE_INT8).o;
       const Result plain = RunChosen(context, p, calibration, false);
       const Result skipped = RunChosen(context, p, calibration, true);
@@ -98,8 +97,10 @@ TEST(Calibration, EstimatesAreTheErrorsAndBoundsHold) {
         // Six standard errors, and a hundredth for what sums of tiles and the kernel's recurrence round differently.
         EXPECT_NEAR(HeadL1(plain.o, dense, h), head.l1, 6 * head.l1_error + 0.01 * head.l1 + 1e-4) << "head " << h;
         EXPECT_NEAR(HeadL1(skipped.o, dense, h), head.pv_l1, 6 * head.pv_l1_error + 0.01 * head.pv_l1 + 1e-4);
-        EXPECT_LE(HeadL1(plain.o, dense, h), 0.05 * 1.1);
-        EXPECT_LE(HeadL1(skipped.o, dense, h), 0.06 * 1.1);
+        // The estimate plus a standard error is within the bound, and the truth within three of the estimate.
+        EXPECT_LE(HeadL1(plain.o, dense, h), 0.05 + 2 * head.l1_error);
+        EXPECT_LE(HeadL1(skipped.o, dense, h), 0.06 + 2 * head.pv_l1_error);
+        EXPECT_LT(head.l1_error, 0.01) << "an estimate that says nothing";
         const sparge_head_stats& stats = plain.head_stats[h];
         const double sparsity = 1 - static_cast<double>(stats.qk_computed) / static_cast<double>(stats.qk_eligible);
         EXPECT_NEAR(sparsity, head.sparsity, 0.05);
@@ -146,7 +147,7 @@ TEST(Calibration, RunsCalibrateThemselvesAndSettle) {
 TEST(Calibration, FollowsAChange) {
   const Context context(2);
   Calibration calibration(Bounds(4, 0.05, 0.05));
-  const Problem sharp = Structured(1024, 6, 4.0f);
+  const Problem sharp = Structured(1024, 6, 6.0f);
   const Problem flat = Structured(1024, 6, 0.3f);
   for (int i = 0; i < 4; ++i) Calibrate(context, Automatic(sharp, calibration), 1);
   const double before = calibration.Head(0).sparsity;
@@ -311,8 +312,7 @@ TEST(Calibration, MasksSinksAndFewQueries) {
   p.desc.sink_logits = sinks.data();
   Calibration calibration(Bounds(4, 0.05, 0.06));
   const Problem automatic = Automatic(p, calibration);
-  Calibrate(context, automatic, 1);
-  Calibrate(context, automatic, 1);
+  for (int i = 0; i < 4; ++i) Calibrate(context, automatic, 1);
   const TestTensor dense = RunDense(context, p, SPARGE_INT8).o;
   const Result chosen = RunChosen(context, p, calibration, true);
   EXPECT_GT(chosen.stats.sparsity(), 0.1);

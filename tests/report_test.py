@@ -193,6 +193,27 @@ class Report(unittest.TestCase):
         worst = sorted(range(70), key=lambda i: -data["heads"][i]["relative_l1"])[:16]
         self.assertLessEqual(set(worst), set(pictured))
 
+    def test_order_of_a_grid(self):
+        file = capture(self.folder / "a.safetensors", causal="false", grid="4,10,10")
+        _, data = self.report(file, "--theta", "-1")
+        (order,) = data["orders"]
+        self.assertEqual((order["grid"], order["in_force"]), ([4, 10, 10], "hilbert"))
+        self.assertEqual(order["hilbert"]["sparsity"], data["heads"][0]["sparsity"])
+        self.assertEqual(order["hilbert"]["map"], data["heads"][0]["pictures"]["true"])
+        self.assertNotEqual(order["raster"]["map"], order["hilbert"]["map"])
+        frame = order["frame"]
+        self.assertEqual((frame["width"], frame["height"], len(set(frame["rank"]))), (10, 10, 100))
+        # The curve goes from neighbour to neighbour.
+        cell_of = {rank: cell for cell, rank in enumerate(frame["rank"])}
+        steps = [(cell, cell_of[rank + 1]) for rank, cell in cell_of.items() if rank + 1 in cell_of]
+        self.assertGreater(len(steps), 40)
+        self.assertTrue(all(abs(a // 10 - b // 10) + abs(a % 10 - b % 10) == 1 for a, b in steps))
+        _, raster = self.report(file, "--theta", "-1", "--order", "raster")
+        self.assertEqual(raster["orders"][0]["in_force"], "raster")
+        self.assertEqual(raster["orders"][0]["raster"]["map"], raster["heads"][0]["pictures"]["true"])
+        causal = capture(self.folder / "b.safetensors", grid="4,10,10")
+        self.assertEqual(self.report(causal)[1]["orders"], [])
+
     def test_titles_cannot_break_the_page(self):
         file = capture(self.folder / "a.safetensors", title="</script><script>alert(1)</script>")
         _, data = self.report(file)

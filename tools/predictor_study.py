@@ -3,7 +3,7 @@
 
 Needs:  pip install torch safetensors numba      (heads: data/*.safetensors, or tools/capture_heads.py --full)
 Usage:  predictor_study.py FILE.safetensors ... --json out.json [--only NAME,NAME] [--fine]
-        predictor_study.py --table out.json ...  [--only NAME,NAME] [--rule cdf,fcdf,eps] [--match TEXT] [--base means]
+        predictor_study.py --table out.json ...  [--only NAME,NAME] [--rule cdf,eps,floor] [--match TEXT] [--base means]
         predictor_study.py --table out.json ...  --transfer SAMPLE,SAMPLE   (parameters from these, used on the others)
 
 For every head and predictor: the largest sparsity (1 - kept tiles / visible tiles) at which the relative L1 error
@@ -18,6 +18,8 @@ Rules (the parameter of the head is tau or eps):
   cdf    per row of tiles the smallest set with mass >= tau; forced tiles are added to it
   fcdf   the same, but forced tiles are taken first and their mass counts
   eps    a tile is kept if its mass >= eps
+  floor  a tile is kept if its mass >= eps / sqrt(visible tiles of its row)
+  epsn   a tile is kept if its mass >= eps / (visible tiles of its row)
 Predictors:
   means    softmax over blocks of mean query x mean key (the paper; centring keys does not change it)
   poolP    P pooled queries per block (means of 128/P neighbours) against every key, log-sum-exp in the key block,
@@ -231,7 +233,9 @@ def study(head, names):
         seen = head.visible.gather(1, order[i])
         out[name] = {}
         # a rule keeps the tiles whose price is below its parameter
-        prices = dict(cdf=before.gather(1, order[i]) / whole, fcdf=(own.cumsum(-1) - own) / whole, eps=-own)
+        visible = seen.sum(-1, keepdim=True).double()
+        prices = dict(cdf=before.gather(1, order[i]) / whole, fcdf=(own.cumsum(-1) - own) / whole, eps=-own,
+                      floor=-own * visible.sqrt(), epsn=-own * visible)
         for rule, price in prices.items():
             price = price.masked_fill(begin, -INF)
             border, how = price[seen].sort(stable=True)
@@ -245,8 +249,9 @@ def study(head, names):
             for n in count:
                 per_row = torch.bincount(torch.arange(rows)[:, None].expand(rows, width)[seen][how][:n], minlength=rows)
                 worst.append((err[i].gather(1, per_row[:, None])[:, 0] / scale).max().item())
-            param = -GRID if rule == "eps" else 1 - GRID
-            at = torch.searchsorted(border, param, right=rule == "eps").clamp(least, len(how))
+            mass_rule = rule in ("eps", "floor", "epsn")
+            param = -GRID if mass_rule else 1 - GRID
+            at = torch.searchsorted(border, param, right=mass_rule).clamp(least, len(how))
             curve = [[round(left[n - 1].item(), 5), round(1 - n / len(how), 5)] for n in at.tolist()]
             out[name][rule] = dict(best=best, row=worst, curve=curve)
     return out
@@ -326,7 +331,7 @@ def main():
     ap.add_argument("--table", action="store_true", help="the files are results: print their table")
     ap.add_argument("--only", default="", help="these predictors, in this order")
     ap.add_argument("--heads", default="", help="only these heads of each file")
-    ap.add_argument("--rule", default="cdf,fcdf,eps")
+    ap.add_argument("--rule", default="cdf,fcdf,eps,floor,epsn")
     ap.add_argument("--match", default="", help="with --table: only inputs whose name contains one of these")
     ap.add_argument("--base", default="means", help="with --table: the predictor to compare with")
     ap.add_argument("--transfer", default="", metavar="SAMPLES",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from captures import CaptureCase, Model, tensors, write_capture
+from captures import CaptureCase, Model, write_capture
 from cases import Config, call, noise, rng
 
 BOUNDS = ("--l1", "0.05", "--l2", "0.06")
@@ -160,8 +160,8 @@ class Inputs(CaptureCase):
     def sample(self, layer, name, q, k, v, **more):
         return write_capture(self.captures / layer / f"{name}.safetensors", q, k, v, **more)
 
-    def small(self, salt, **more):
-        return tensors(rng(salt), **{"tokens": 256, **more})
+    def small(self, salt, tokens=256, **model):
+        return Model(rng("small"), **model).sample(rng(salt), tokens)
 
     def tuned(self, *args):
         self.good("tune", *args, *self.out)
@@ -192,7 +192,9 @@ class Inputs(CaptureCase):
         self.assertEqual(heads[0]["measured"]["l2"], 0)
         for head in heads:
             self.assertLessEqual(head["measured"]["l2"], 0.06)
-        self.good("check", "--preset", self.path("p.json"), self.captures)
+        report = json.loads(call(("check", "--preset", self.path("p.json"), self.captures, "--json")).stdout)
+        for file in report["files"]:
+            self.assertEqual([file["heads"][0][error] for error in ("l1", "l2", "round_l1")], [0, 0, 0])
 
     def test_many_samples_hold_out_more(self):
         for i in range(9):

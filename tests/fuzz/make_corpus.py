@@ -86,7 +86,7 @@ SAFETENSORS = {
 def preset(change=None, **top):
     """A good preset of one layer with a sparse and a dense head; `change` edits it, `top` replaces fields."""
     measured = {"sparsity": 0.5, "work": 0.5, "l1": 0.04, "l2": 0.05, "round_l1": 0.01, "verified_on": 1}
-    sparse = {"head": 0, "precision": "int8", "select": "cdf", "theta": 0.3, "tau": 0.9, "pv_skip": 8.5,
+    sparse = {"head": 0, "precision": "int8", "select": "floor", "theta": 0.3, "tau": 0.9, "pv_skip": 8.5,
               "measured": measured}
     dense = {"head": 1, "precision": "int16", "select": "all", "theta": 0.0, "tau": 1, "pv_skip": "off",
              "measured": {**measured, "sparsity": 0, "work": 1, "l1": 0, "l2": 0}}
