@@ -20,6 +20,11 @@ constexpr double kSettledSkips = 24;
 constexpr double kRoundingSamples = 4;
 // Older samples fade, so that a head that changes is noticed within some hundred samples.
 constexpr double kWindow = 256;
+// Recent samples this far beyond the bound are no chance any more: the head has changed, and is measured anew. What is
+// known of it counts a quarter, so that new samples decide soon, and the head is no longer settled.
+constexpr double kRecent = 12;
+constexpr double kAlarm = 1.5;
+constexpr double kDistrust = 0.25;
 // Sparse code has to save this share of the tiles to be worth its prediction.
 constexpr double kWorthwhile = 0.02;
 // A choice stays while another one is not cheaper by this share, for a change forgets what is known of lambda.
@@ -157,6 +162,28 @@ int32_t ChooseSkip(const HeadRecord& head) {
   return best;
 }
 
+void Fade(HeadRecord& head, double by) {
+  Fade(head.sizes, by);
+  head.tiles *= by;
+  for (auto& row : head.cells) {
+    for (ErrorSums& cell : row) Fade(cell, by);
+  }
+  Fade(head.skip_sizes, by);
+  for (ErrorSums& skip : head.skips) Fade(skip, by);
+}
+
+// Looks at how the choice does on new samples.
+void Watch(const SampleResult& result, HeadRecord& head) {
+  constexpr double kFade = 1 - 1 / kRecent;
+  const bool alike = result.similarity > ThetaAt(head.cell.theta);
+  head.recent_count = head.recent_count * kFade + 1;
+  head.recent_error = head.recent_error * kFade + (alike ? result.error[head.cell.tau] : 0.0);
+  head.recent_size = head.recent_size * kFade + result.size;
+  if (head.recent_count < kRecent / 2 || head.recent_error <= kAlarm * head.target_l1 * head.recent_size) return;
+  Fade(head, kDistrust);
+  head.recent_count = head.recent_error = head.recent_size = 0;
+}
+
 bool Counts(const SampleResult& result) {
   return result.valid && std::isfinite(result.size) &&
          std::all_of(result.error.begin(), result.error.end(), [](double e) { return std::isfinite(e); });
@@ -252,6 +279,7 @@ void Calibration::Learn(const Sample& sample, const SampleResult& result) {
   head.call = call;
   // The choice may have moved in the meantime: far away, this sample tells nothing about lambda.
   const bool skips = sample.with_skips && Near(sample.cell, head.cell) && head.state == SPARGE_HEAD_SPARSE;
+  if (head.state == SPARGE_HEAD_SPARSE) Watch(result, head);
   LearnCells(result, head);
   if (skips) LearnSkips(result, head);
   if (sample.with_rounding && result.round_size > 0 && std::isfinite(result.round_error)) {
@@ -338,6 +366,7 @@ void VisitNumbers(Record& head, const Visit& visit) {
     visit(e.error), visit(e.error2), visit(e.cross), visit(e.cost), visit(e.call), visit(e.calls2), visit(e.calls_cross);
   };
   visit(head.target_l1), visit(head.pv_l1), visit(head.call);
+  visit(head.recent_count), visit(head.recent_error), visit(head.recent_size);
   sizes(head.sizes), visit(head.tiles);
   for (auto& row : head.cells) {
     for (auto& cell : row) errors(cell);

@@ -73,6 +73,8 @@ Estimate EstimateRatio(const SizeSums& sizes, const ErrorSums& errors);
 struct HeadRecord {
   double target_l1, pv_l1;
   double call = 0;  // of the last sample, counted from 1
+  // Of the last dozen samples, older ones fading: what was chosen, as it turns out.
+  double recent_count = 0, recent_error = 0, recent_size = 0;
   // theta, tau
   SizeSums sizes;
   double tiles = 0;
