@@ -19,15 +19,16 @@ namespace {
 
 constexpr int kPasses = 2;  // of the calibration: theta and tau, then lambda
 // Share of a dense run that a pass may take. A single sample is also verified in full, which needs most of the time.
-constexpr double kEffort = 0.25, kEffortSingle = 0.15;
+constexpr double kEffort = 0.2, kEffortSingle = 0.15;
 constexpr double kEffortAgain = 0.1;  // for lambda of heads with other bounds
 constexpr double kMostWork = 2.5;     // dense passes, so that 3 hold with what is not counted here
-constexpr int kMostTightened = 2;
-constexpr double kLargestSample = 1.15;  // of several samples one may lie this far beyond the bound, the mean may not
-constexpr double kRoom = 0.8;            // error below this share of the bound: there may be a sparser setting
-constexpr double kAim = 0.95;            // new bounds aim a little below, for errors do not follow them exactly
-constexpr double kLargestStep = 4;       // of loosened bounds: an error of 0 does not say how far one may go
-constexpr int64_t kVerifySteps = 4;      // a head and sample in full, against one pass of calibration
+constexpr int kMostTightened = 4;
+constexpr double kSingleSample =
+    1.15;                      // one sample may lie this far beyond the bound in one of ten cases, the mean may not
+constexpr double kRoom = 0.8;  // error below this share of the bound: there may be a sparser setting
+constexpr double kAim = 0.95;  // new bounds aim a little below, for errors do not follow them exactly
+constexpr double kLargestStep = 4;   // of loosened bounds: an error of 0 does not say how far one may go
+constexpr int64_t kVerifySteps = 4;  // a head and sample in full, against one pass of calibration
 
 // Time of dense runs against int8 (docs/performance.md).
 double PrecisionCost(sparge_precision precision) {
@@ -41,17 +42,29 @@ double Rounded(double value) {
   return std::strtod(text, nullptr);
 }
 
-double Excess(const std::vector<double>& errors, double bound) {
-  const double sum = std::accumulate(errors.begin(), errors.end(), 0.0);
-  const double largest = *std::max_element(errors.begin(), errors.end());
-  if (sum == 0) return 0;
-  if (!(sum < std::numeric_limits<double>::infinity())) return std::numeric_limits<double>::infinity();  // NaN too
-  const double mean = sum / static_cast<double>(errors.size());
-  return std::max(mean, errors.size() > 1 ? largest / kLargestSample : 0.0) / bound;
-}
-
 double Mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+// What a new sample stays below in nine of ten cases, judged by these: mean + t * deviation * sqrt(1 + 1/n), t being
+// the 90 % quantile of Student's distribution. Two samples say too little about their spread: then the larger one.
+double NineOfTen(const std::vector<double>& errors) {
+  constexpr double kQuantile[] = {1.886, 1.638, 1.533};  // 2, 3 and 4 degrees of freedom
+  if (errors.size() < 3) return *std::max_element(errors.begin(), errors.end());
+  const double mean = Mean(errors);
+  double squares = 0;
+  for (const double error : errors) squares += (error - mean) * (error - mean);
+  const auto count = static_cast<double>(errors.size());
+  const double t = kQuantile[std::min(errors.size(), size_t{5}) - 3];
+  return mean + t * std::sqrt(squares / (count - 1) * (1 + 1 / count));
+}
+
+// Error / bound; beyond 1 is not allowed.
+double Excess(const std::vector<double>& errors, double bound) {
+  const double mean = Mean(errors);
+  if (mean == 0) return 0;
+  if (!(mean < std::numeric_limits<double>::infinity())) return std::numeric_limits<double>::infinity();  // NaN too
+  return std::max(mean, errors.size() > 1 ? NineOfTen(errors) / kSingleSample : 0.0) / bound;
 }
 
 bool SameSetting(const io::PresetHead& a, const io::PresetHead& b) {
@@ -64,7 +77,7 @@ bool SameSetting(const io::PresetHead& a, const io::PresetHead& b) {
 SampleSplit SplitSamples(const LayerCaptures& layer, uint64_t seed) {
   const size_t count = layer.samples.size();
   SampleSplit split;
-  if (count == 1) return {{0}, {0}, false};
+  if (count == 1) return {{0}, {}, {0}};
   const size_t held_out = count <= 4 ? 1 : std::clamp<size_t>(count / 4, 1, 3);
   // std::shuffle and distributions differ between libraries; engine and seed_seq do not.
   std::vector<uint32_t> words = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
@@ -73,11 +86,13 @@ SampleSplit SplitSamples(const LayerCaptures& layer, uint64_t seed) {
   std::mt19937_64 random(sequence);
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t{0});
-  for (size_t i = 0; i < held_out; ++i) std::swap(order[i], order[i + random() % (count - i)]);
-  const auto border = order.begin() + static_cast<std::ptrdiff_t>(held_out);
-  split = {{border, order.end()}, {order.begin(), border}, true};
-  std::sort(split.tuning.begin(), split.tuning.end());
-  std::sort(split.verified.begin(), split.verified.end());
+  for (size_t i = 0; i + 1 < count; ++i) std::swap(order[i], order[i + random() % (count - i)]);
+  const size_t verified = std::min(count, std::clamp<size_t>(count / 2, 3, 5));
+  const auto at = [&order](size_t i) { return order.begin() + static_cast<std::ptrdiff_t>(i); };
+  split = {{at(held_out), order.end()}, {order.begin(), at(held_out)}, {order.begin(), at(verified)}};
+  for (std::vector<size_t>* part : {&split.tuning, &split.held_out, &split.verified}) {
+    std::sort(part->begin(), part->end());
+  }
   return split;
 }
 
@@ -108,7 +123,7 @@ LayerTuner::LayerTuner(const Context& context, const LayerCaptures& layer, const
 
 io::PresetLayer LayerTuner::Tune() {
   for (int pass = 0; pass < kPasses; ++pass) {
-    Calibrate(split_.held_out ? kEffort : kEffortSingle);
+    Calibrate(split_.held_out.empty() ? kEffortSingle : kEffort);
     progress_.Step(layer_.q_heads * static_cast<int64_t>(split_.tuning.size()));
   }
   for (int64_t i = 0; i < layer_.q_heads; ++i) {
@@ -283,9 +298,7 @@ io::PresetHead LayerTuner::Dense(const io::PresetHead& like) const {
 io::PresetLayer LayerTuner::Result() const {
   io::PresetLayer result{layer_.q_heads, layer_.kv_heads, layer_.qk_dim, layer_.v_dim, layer_.causal, {}, {}, {}};
   for (const size_t sample : split_.tuning) result.samples.push_back(layer_.samples[sample].name);
-  if (split_.held_out) {
-    for (const size_t sample : split_.verified) result.held_out.push_back(layer_.samples[sample].name);
-  }
+  for (const size_t sample : split_.held_out) result.held_out.push_back(layer_.samples[sample].name);
   for (int64_t i = 0; i < layer_.q_heads; ++i) {
     result.heads.push_back(heads_[static_cast<size_t>(i)].passed);
     // Of the precision alone, which no choice of tiles changes: the estimate of the calibration is good enough.

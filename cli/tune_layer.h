@@ -31,12 +31,14 @@ struct TuneTime {
   double ms = 0, dense_ms = 0;
 };
 
-// Samples of a layer for tuning and for verification, in the order of their names; a single one serves both.
+// Samples of a layer, in the order of their names: those that are tuned on, those held out from it, and those verified
+// in full, which are the ones held out and some others, since it takes several to see how much one prompt differs from
+// another.
 struct SampleSplit {
-  std::vector<size_t> tuning, verified;
-  bool held_out = false;
+  std::vector<size_t> tuning, held_out, verified;
 };
-// Held out: none of 1, one of up to 4, a quarter of more, at most 3; which ones depends on seed and layer.
+// Held out: none of 1, one of up to 4, a quarter of more, at most 3; which ones depends on seed and layer. Verified: up
+// to 3, half of more than 6, at most 5.
 SampleSplit SplitSamples(const LayerCaptures& layer, uint64_t seed);
 
 // Steps of `Progress` that a layer takes.
