@@ -10,6 +10,7 @@
 #include <numeric>
 #include <random>
 
+#include "cli/check_bounds.h"
 #include "cli/choice.h"
 #include "cli/problem.h"
 #include "cli/report.h"
@@ -23,6 +24,8 @@ constexpr double kEffort = 0.25, kEffortSingle = 0.15;
 constexpr double kEffortAgain = 0.1;  // for lambda of heads with other bounds
 constexpr double kMostWork = 2.5;     // dense passes, so that 3 hold with what is not counted here
 constexpr int kMostTightened = 2;
+constexpr double kSpread = 0.3;          // between samples of a text model, relative to the mean (docs/tuning.md)
+constexpr double kSpreadSamples = 2;     // samples that this counts for
 constexpr double kLargestSample = 1.15;  // of several samples one may lie this far beyond the bound, the mean may not
 constexpr double kRoom = 0.8;            // error below this share of the bound: there may be a sparser setting
 constexpr double kAim = 0.95;            // new bounds aim a little below, for errors do not follow them exactly
@@ -41,17 +44,23 @@ double Rounded(double value) {
   return std::strtod(text, nullptr);
 }
 
-double Excess(const std::vector<double>& errors, double bound) {
-  const double sum = std::accumulate(errors.begin(), errors.end(), 0.0);
-  const double largest = *std::max_element(errors.begin(), errors.end());
-  if (sum == 0) return 0;
-  if (!(sum < std::numeric_limits<double>::infinity())) return std::numeric_limits<double>::infinity();  // NaN too
-  const double mean = sum / static_cast<double>(errors.size());
-  return std::max(mean, errors.size() > 1 ? largest / kLargestSample : 0.0) / bound;
-}
-
 double Mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+// Errors of a setting over its bound, 1 being just right. Three things must hold: the mean is within the bound, no
+// sample is far beyond, and 19 of 20 new samples may be expected within the slack that `sparge check` allows. Few
+// samples say little about how much samples differ, so a usual spread counts like kSpreadSamples of them.
+double Excess(const std::vector<double>& errors, double bound) {
+  const double mean = Mean(errors);
+  if (mean == 0) return 0;
+  if (!std::isfinite(mean)) return std::numeric_limits<double>::infinity();
+  double squares = kSpreadSamples * (kSpread * mean) * (kSpread * mean);
+  for (const double error : errors) squares += (error - mean) * (error - mean);
+  const double spread = std::sqrt(squares / (kSpreadSamples + static_cast<double>(errors.size()) - 1));
+  constexpr double kNineteenOfTwenty = 1.645;
+  const double largest = *std::max_element(errors.begin(), errors.end());
+  return std::max({mean, largest / kLargestSample, (mean + kNineteenOfTwenty * spread) / kSlack}) / bound;
 }
 
 bool SameSetting(const io::PresetHead& a, const io::PresetHead& b) {
@@ -64,7 +73,7 @@ bool SameSetting(const io::PresetHead& a, const io::PresetHead& b) {
 SampleSplit SplitSamples(const LayerCaptures& layer, uint64_t seed) {
   const size_t count = layer.samples.size();
   SampleSplit split;
-  if (count == 1) return {{0}, {0}, false};
+  if (count == 1) return {{0}, {0}, {}};
   const size_t held_out = count <= 4 ? 1 : std::clamp<size_t>(count / 4, 1, 3);
   // std::shuffle and distributions differ between libraries; engine and seed_seq do not.
   std::vector<uint32_t> words = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
@@ -75,9 +84,13 @@ SampleSplit SplitSamples(const LayerCaptures& layer, uint64_t seed) {
   std::iota(order.begin(), order.end(), size_t{0});
   for (size_t i = 0; i < held_out; ++i) std::swap(order[i], order[i + random() % (count - i)]);
   const auto border = order.begin() + static_cast<std::ptrdiff_t>(held_out);
-  split = {{border, order.end()}, {order.begin(), border}, true};
+  split.tuning.assign(border, order.end());
+  split.held_out.assign(order.begin(), border);
+  // Others are verified as well: what is within the bound on average over samples need not be on each.
+  split.verified.assign(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(std::min(count, 2 + count / 4)));
   std::sort(split.tuning.begin(), split.tuning.end());
   std::sort(split.verified.begin(), split.verified.end());
+  std::sort(split.held_out.begin(), split.held_out.end());
   return split;
 }
 
@@ -108,7 +121,7 @@ LayerTuner::LayerTuner(const Context& context, const LayerCaptures& layer, const
 
 io::PresetLayer LayerTuner::Tune() {
   for (int pass = 0; pass < kPasses; ++pass) {
-    Calibrate(split_.held_out ? kEffort : kEffortSingle);
+    Calibrate(split_.held_out.empty() ? kEffortSingle : kEffort);
     progress_.Step(layer_.q_heads * static_cast<int64_t>(split_.tuning.size()));
   }
   for (int64_t i = 0; i < layer_.q_heads; ++i) {
@@ -283,9 +296,7 @@ io::PresetHead LayerTuner::Dense(const io::PresetHead& like) const {
 io::PresetLayer LayerTuner::Result() const {
   io::PresetLayer result{layer_.q_heads, layer_.kv_heads, layer_.qk_dim, layer_.v_dim, layer_.causal, {}, {}, {}};
   for (const size_t sample : split_.tuning) result.samples.push_back(layer_.samples[sample].name);
-  if (split_.held_out) {
-    for (const size_t sample : split_.verified) result.held_out.push_back(layer_.samples[sample].name);
-  }
+  for (const size_t sample : split_.held_out) result.held_out.push_back(layer_.samples[sample].name);
   for (int64_t i = 0; i < layer_.q_heads; ++i) {
     result.heads.push_back(heads_[static_cast<size_t>(i)].passed);
     // Of the precision alone, which no choice of tiles changes: the estimate of the calibration is good enough.

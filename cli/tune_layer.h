@@ -31,12 +31,13 @@ struct TuneTime {
   double ms = 0, dense_ms = 0;
 };
 
-// Samples of a layer for tuning and for verification, in the order of their names; a single one serves both.
+// Samples of a layer, in the order of their names. Those held out are verified and not tuned on; a single one serves
+// both.
 struct SampleSplit {
-  std::vector<size_t> tuning, verified;
-  bool held_out = false;
+  std::vector<size_t> tuning, verified, held_out;
 };
-// Held out: none of 1, one of up to 4, a quarter of more, at most 3; which ones depends on seed and layer.
+// Held out: none of 1, one of up to 4, a quarter of more, at most 3. Verified: these and others, 2 and a quarter of
+// all. Which ones depends on seed and layer.
 SampleSplit SplitSamples(const LayerCaptures& layer, uint64_t seed);
 
 // Steps of `Progress` that a layer takes.
