@@ -46,7 +46,8 @@ void Calibrate(const Context& context, const Options& options, Problem& problem)
   const auto start = std::chrono::steady_clock::now();
   {
     Plan plan(context, problem.desc);
-    for (int pass = 0; pass < kPasses; ++pass) plan.Calibrate(problem.args, kEffort);
+    const double effort = CalibrationEffort(kEffort, problem.desc.batch * problem.desc.q_tokens, 1);
+    for (int pass = 0; pass < kPasses; ++pass) plan.Calibrate(problem.args, effort);
   }
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
   std::vector<io::PresetHead> heads;
@@ -66,6 +67,12 @@ std::string LayerOf(const std::string& file) {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::absolute(file, error).lexically_normal();
   return path.parent_path().filename().string();
+}
+
+double CalibrationEffort(double usual, int64_t q_tokens, double most) {
+  // A sample is some 24 or 32 queries and costs about twice their dense time; ten are the least to choose from.
+  constexpr double kSamples = 16, kQueries = 24, kCost = 2;
+  return std::clamp(kSamples * kQueries * kCost / static_cast<double>(std::max<int64_t>(q_tokens, 1)), usual, most);
 }
 
 io::PresetHead ChosenHead(const HeadEstimate& estimate) {

@@ -186,11 +186,6 @@ Command AddTune(CLI::App& program) {
   RegisterBound(*app, "--l1", "relative L1 of sparse against dense, per head; default 0.05", o->l1);
   RegisterBound(*app, "--l2", "the same with PV skip; default 1.2 times --l1", o->l2);
   RegisterBound(*app, "--round-l1", "relative L1 of the precision itself; default 0.05", o->round_l1);
-  AddText(*app, "--predictor", "keys|paper", "how the mass of a tile is guessed; default keys", "Bounds",
-          [o](const std::string& text) {
-            ParseChoice("--predictor", text, {"keys", "paper"});
-            o->bounds.predictor = text == "paper" ? SPARGE_PREDICT_PAPER : SPARGE_PREDICT_KEYS;
-          });
   AddText(*app, "--seed", "N", "of sampled rows and held-out samples; default 0", "Run", [o](const std::string& text) {
     o->bounds.seed = static_cast<uint64_t>(ParseInteger("--seed", text, 0, std::numeric_limits<int64_t>::max()));
   });

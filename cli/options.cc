@@ -110,7 +110,7 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
               if (*options.pv_skip < 0) throw UsageError("--pv-skip: " + Quoted(text) + " is negative");
             });
   }
-  AddChoice(app, "--predictor", "how cdf, topk, floor and auto guess the mass of a tile; default keys",
+  AddChoice(app, "--predictor", "how the mass of a tile is guessed; default keys for floor and auto, else paper",
             {"keys", "paper"}, [&options](const std::string& text) { options.predictor = text; });
   CLI::Option* sink = app.add_flag_function(
       "--sink", [&options](int64_t) { options.sink = true; }, "always keep the first key block; default when causal");

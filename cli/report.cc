@@ -34,6 +34,10 @@ const char* SelectName(sparge_select select) {
 
 bool HasTau(const PlanDesc& desc) { return desc.select == SPARGE_SELECT_CDF || desc.select == SPARGE_SELECT_FLOOR; }
 bool Predicted(const PlanDesc& desc) { return HasTau(desc) || desc.select == SPARGE_SELECT_TOPK; }
+sparge_predictor PredictorInForce(const PlanDesc& desc) {
+  if (desc.predictor != SPARGE_PREDICT_DEFAULT) return desc.predictor;
+  return desc.select == SPARGE_SELECT_FLOOR ? SPARGE_PREDICT_KEYS : SPARGE_PREDICT_PAPER;
+}
 bool Uniform(const Problem& problem) { return !problem.per_head; }
 const char* SelectName(const Problem& problem) {
   if (Uniform(problem)) return SelectName(problem.desc.select);
@@ -131,7 +135,7 @@ void AddParameters(Json& json, const Problem& problem) {
   const bool uniform = Uniform(problem);
   json["precision"] = uniform ? Json(io::PrecisionName(desc.precision)) : none;
   json["select"] = SelectName(problem);
-  json["predictor"] = Predicted(desc) ? Json(io::PredictorName(desc.predictor)) : none;
+  json["predictor"] = Predicted(desc) ? Json(io::PredictorName(PredictorInForce(desc))) : none;
   json["tau"] = uniform && HasTau(desc) ? Json(desc.params.tau) : none;
   json["topk"] = desc.select == SPARGE_SELECT_TOPK ? Json(desc.params.topk) : none;
   json["theta"] = uniform && Predicted(desc) ? Json(desc.params.theta) : none;

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <random>
 
+#include "cli/check_bounds.h"
 #include "cli/choice.h"
 #include "cli/problem.h"
 #include "cli/report.h"
@@ -19,16 +20,17 @@ namespace {
 
 constexpr int kPasses = 2;  // of the calibration: theta and tau, then lambda
 // Share of a dense run that a pass may take. A single sample is also verified in full, which needs most of the time.
-constexpr double kEffort = 0.2, kEffortSingle = 0.15;
+constexpr double kEffort = 0.2, kEffortSingle = 0.15, kMostEffort = 0.5;
 constexpr double kEffortAgain = 0.1;  // for lambda of heads with other bounds
 constexpr double kMostWork = 2.5;     // dense passes, so that 3 hold with what is not counted here
 constexpr int kMostTightened = 4;
-constexpr double kSingleSample =
-    1.15;                      // one sample may lie this far beyond the bound in one of ten cases, the mean may not
-constexpr double kRoom = 0.8;  // error below this share of the bound: there may be a sparser setting
-constexpr double kAim = 0.95;  // new bounds aim a little below, for errors do not follow them exactly
-constexpr double kLargestStep = 4;   // of loosened bounds: an error of 0 does not say how far one may go
-constexpr int64_t kVerifySteps = 4;  // a head and sample in full, against one pass of calibration
+constexpr double kSpread = 0.3;          // between samples of a text model, relative to the mean (docs/tuning.md)
+constexpr double kSpreadSamples = 2;     // samples that this counts for
+constexpr double kLargestSample = 1.15;  // of several samples one may lie this far beyond the bound, the mean may not
+constexpr double kRoom = 0.8;            // error below this share of the bound: there may be a sparser setting
+constexpr double kAim = 0.95;            // new bounds aim a little below, for errors do not follow them exactly
+constexpr double kLargestStep = 4;       // of loosened bounds: an error of 0 does not say how far one may go
+constexpr int64_t kVerifySteps = 4;      // a head and sample in full, against one pass of calibration
 
 // Time of dense runs against int8 (docs/performance.md).
 double PrecisionCost(sparge_precision precision) {
@@ -46,25 +48,19 @@ double Mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// What a new sample stays below in nine of ten cases, judged by these: mean + t * deviation * sqrt(1 + 1/n), t being
-// the 90 % quantile of Student's distribution. Two samples say too little about their spread: then the larger one.
-double NineOfTen(const std::vector<double>& errors) {
-  constexpr double kQuantile[] = {1.886, 1.638, 1.533};  // 2, 3 and 4 degrees of freedom
-  if (errors.size() < 3) return *std::max_element(errors.begin(), errors.end());
-  const double mean = Mean(errors);
-  double squares = 0;
-  for (const double error : errors) squares += (error - mean) * (error - mean);
-  const auto count = static_cast<double>(errors.size());
-  const double t = kQuantile[std::min(errors.size(), size_t{5}) - 3];
-  return mean + t * std::sqrt(squares / (count - 1) * (1 + 1 / count));
-}
-
-// Error / bound; beyond 1 is not allowed.
+// Errors of a setting over its bound, 1 being just right. Three things must hold: the mean is within the bound, no
+// sample is far beyond, and 19 of 20 new samples may be expected within the slack that `sparge check` allows. Few
+// samples say little about how much samples differ, so a usual spread counts like kSpreadSamples of them.
 double Excess(const std::vector<double>& errors, double bound) {
   const double mean = Mean(errors);
   if (mean == 0) return 0;
-  if (!(mean < std::numeric_limits<double>::infinity())) return std::numeric_limits<double>::infinity();  // NaN too
-  return std::max(mean, errors.size() > 1 ? NineOfTen(errors) / kSingleSample : 0.0) / bound;
+  if (!std::isfinite(mean)) return std::numeric_limits<double>::infinity();
+  double squares = kSpreadSamples * (kSpread * mean) * (kSpread * mean);
+  for (const double error : errors) squares += (error - mean) * (error - mean);
+  const double spread = std::sqrt(squares / (kSpreadSamples + static_cast<double>(errors.size()) - 1));
+  constexpr double kNineteenOfTwenty = 1.645;
+  const double largest = *std::max_element(errors.begin(), errors.end());
+  return std::max({mean, largest / kLargestSample, (mean + kNineteenOfTwenty * spread) / kSlack}) / bound;
 }
 
 bool SameSetting(const io::PresetHead& a, const io::PresetHead& b) {
@@ -77,7 +73,7 @@ bool SameSetting(const io::PresetHead& a, const io::PresetHead& b) {
 SampleSplit SplitSamples(const LayerCaptures& layer, uint64_t seed) {
   const size_t count = layer.samples.size();
   SampleSplit split;
-  if (count == 1) return {{0}, {}, {0}};
+  if (count == 1) return {{0}, {0}, {}};
   const size_t held_out = count <= 4 ? 1 : std::clamp<size_t>(count / 4, 1, 3);
   // std::shuffle and distributions differ between libraries; engine and seed_seq do not.
   std::vector<uint32_t> words = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
@@ -86,13 +82,15 @@ SampleSplit SplitSamples(const LayerCaptures& layer, uint64_t seed) {
   std::mt19937_64 random(sequence);
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t{0});
-  for (size_t i = 0; i + 1 < count; ++i) std::swap(order[i], order[i + random() % (count - i)]);
-  const size_t verified = std::min(count, std::clamp<size_t>(count / 2, 3, 5));
-  const auto at = [&order](size_t i) { return order.begin() + static_cast<std::ptrdiff_t>(i); };
-  split = {{at(held_out), order.end()}, {order.begin(), at(held_out)}, {order.begin(), at(verified)}};
-  for (std::vector<size_t>* part : {&split.tuning, &split.held_out, &split.verified}) {
-    std::sort(part->begin(), part->end());
-  }
+  for (size_t i = 0; i < held_out; ++i) std::swap(order[i], order[i + random() % (count - i)]);
+  const auto border = order.begin() + static_cast<std::ptrdiff_t>(held_out);
+  split.tuning.assign(border, order.end());
+  split.held_out.assign(order.begin(), border);
+  // Others are verified as well: what is within the bound on average over samples need not be on each.
+  split.verified.assign(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(std::min(count, 2 + count / 4)));
+  std::sort(split.tuning.begin(), split.tuning.end());
+  std::sort(split.verified.begin(), split.verified.end());
+  std::sort(split.held_out.begin(), split.held_out.end());
   return split;
 }
 
@@ -123,7 +121,7 @@ LayerTuner::LayerTuner(const Context& context, const LayerCaptures& layer, const
 
 io::PresetLayer LayerTuner::Tune() {
   for (int pass = 0; pass < kPasses; ++pass) {
-    Calibrate(split_.held_out.empty() ? kEffortSingle : kEffort);
+    Calibrate(CalibrationEffort(split_.held_out.empty() ? kEffortSingle : kEffort, TuningTokens(), kMostEffort));
     progress_.Step(layer_.q_heads * static_cast<int64_t>(split_.tuning.size()));
   }
   for (int64_t i = 0; i < layer_.q_heads; ++i) {
@@ -146,6 +144,12 @@ io::PresetLayer LayerTuner::Tune() {
   }
   MeasureTime();
   return Result();
+}
+
+int64_t LayerTuner::TuningTokens() const {
+  int64_t tokens = 0;
+  for (const size_t sample : split_.tuning) tokens += layer_.samples[sample].q_tokens;
+  return tokens;
 }
 
 void LayerTuner::MeasureTime() {

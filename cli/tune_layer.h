@@ -31,14 +31,13 @@ struct TuneTime {
   double ms = 0, dense_ms = 0;
 };
 
-// Samples of a layer, in the order of their names: those that are tuned on, those held out from it, and those verified
-// in full, which are the ones held out and some others, since it takes several to see how much one prompt differs from
-// another.
+// Samples of a layer, in the order of their names. Those held out are verified and not tuned on; a single one serves
+// both.
 struct SampleSplit {
-  std::vector<size_t> tuning, held_out, verified;
+  std::vector<size_t> tuning, verified, held_out;
 };
-// Held out: none of 1, one of up to 4, a quarter of more, at most 3; which ones depends on seed and layer. Verified: up
-// to 3, half of more than 6, at most 5.
+// Held out: none of 1, one of up to 4, a quarter of more, at most 3. Verified: these and others, 2 and a quarter of
+// all. Which ones depends on seed and layer.
 SampleSplit SplitSamples(const LayerCaptures& layer, uint64_t seed);
 
 // Steps of `Progress` that a layer takes.
@@ -67,6 +66,7 @@ class LayerTuner {
   };
 
   Problem Load(size_t sample) const;
+  int64_t TuningTokens() const;
   void Calibrate(double effort);
   void MeasureSkipsAnew();
   void VerifyOpenHeads();

@@ -36,7 +36,7 @@ struct PresetHead {
 struct PresetLayer {
   int64_t q_heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
   bool causal = false;
-  std::vector<std::string> samples, held_out;  // tuned on; verified on
+  std::vector<std::string> samples, held_out;  // tuned on; not tuned on, and verified
   std::vector<PresetHead> heads;               // q_heads entries; those that are not dense select by one rule
 };
 

@@ -13,7 +13,7 @@ namespace sparge {
 namespace {
 
 // Errors are concentrated in few rows. With fewer samples than this, none of them may have met one.
-constexpr double kFewest = 12;
+constexpr double kFewest = 10;
 // From here on a head is only looked after: its standard error is about a seventh of the spread between samples.
 constexpr double kSettled = 48;
 constexpr double kSettledSkips = 24;

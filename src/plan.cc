@@ -98,8 +98,8 @@ void CheckAutomatic(const sparge_plan_desc& desc) {
   SPARGE_REQUIRE(!automatic || desc.heads == nullptr, "heads are given, but select is AUTO, which chooses them");
   SPARGE_REQUIRE(!automatic || desc.head_precision == nullptr,
                  "head_precision is given, but select is AUTO, which chooses it");
-  SPARGE_REQUIRE(!automatic || desc.predictor == SPARGE_PREDICT_KEYS, "predictor=%d has no calibration; take %d",
-                 RawEnum(desc.predictor), SPARGE_PREDICT_KEYS);
+  SPARGE_REQUIRE(!automatic || desc.predictor != SPARGE_PREDICT_PAPER,
+                 "predictor=%d has no calibration; take %d or the default", RawEnum(desc.predictor), SPARGE_PREDICT_KEYS);
   for (int64_t h = 0; desc.head_precision != nullptr && h < desc.q_heads; ++h) {
     char name[48];
     std::snprintf(name, sizeof(name), "head_precision[%" PRId64 "]", h);
@@ -142,7 +142,7 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
   CheckScores(desc);
   CheckRange("precision", RawEnum(desc.precision), SPARGE_FP32, SPARGE_INT8);
   CheckRange("select", RawEnum(desc.select), SPARGE_SELECT_ALL, SPARGE_SELECT_FLOOR);
-  CheckRange("predictor", RawEnum(desc.predictor), SPARGE_PREDICT_KEYS, SPARGE_PREDICT_PAPER);
+  CheckRange("predictor", RawEnum(desc.predictor), SPARGE_PREDICT_DEFAULT, SPARGE_PREDICT_PAPER);
   CheckRange("keep_sink", desc.keep_sink, -1, 1);
   if (desc.heads == nullptr) CheckParams(desc, desc.params, -1);
   for (int64_t h = 0; desc.heads != nullptr && h < desc.q_heads; ++h) CheckParams(desc, desc.heads[h], h);
@@ -224,6 +224,14 @@ void CheckMaskArgs(const Plan& plan, const sparge_run_args& args) {
                  args.mask.head_stride, args.mask.query_stride);
 }
 
+// Tau and theta that were set by hand go with the masses of the paper, for which they are known to do: pooled queries
+// give a sink more than its due, and a share of that is soon reached. A floor on mass is measured, whatever the scale.
+sparge_predictor PredictorFor(const sparge_plan_desc& desc) {
+  if (desc.predictor != SPARGE_PREDICT_DEFAULT) return desc.predictor;
+  const bool by_hand = desc.select == SPARGE_SELECT_CDF || desc.select == SPARGE_SELECT_TOPK;
+  return by_hand ? SPARGE_PREDICT_PAPER : SPARGE_PREDICT_KEYS;
+}
+
 // All but what differs between the plans of one descriptor: precision and active heads.
 Plan MakeBase(const Runtime& runtime, const sparge_plan_desc& desc, Calibration* calibration) {
   Plan plan{};
@@ -244,7 +252,7 @@ Plan MakeBase(const Runtime& runtime, const sparge_plan_desc& desc, Calibration*
   if (desc.sink_logits != nullptr) plan.sink_logits.assign(desc.sink_logits, desc.sink_logits + desc.q_heads);
   plan.precision = desc.precision;
   plan.select = desc.select;
-  plan.predictor = desc.predictor;
+  plan.predictor = PredictorFor(desc);
   plan.calibration = calibration;
   plan.keep_sink = desc.keep_sink == -1 ? desc.causal == 1 : desc.keep_sink == 1;
   plan.heads.assign(desc.q_heads, desc.params);

@@ -100,7 +100,7 @@ TEST(Calibration, EstimatesAreTheErrorsAndBoundsHold) {
         // The estimate plus a standard error is within the bound, and the truth within three of the estimate.
         EXPECT_LE(HeadL1(plain.o, dense, h), 0.05 + 2 * head.l1_error);
         EXPECT_LE(HeadL1(skipped.o, dense, h), 0.06 + 2 * head.pv_l1_error);
-        EXPECT_LT(head.l1_error, 0.01) << "an estimate that says nothing";
+        EXPECT_LT(head.l1_error, 0.05 / 3) << "an estimate that says nothing";
         const sparge_head_stats& stats = plain.head_stats[h];
         const double sparsity = 1 - static_cast<double>(stats.qk_computed) / static_cast<double>(stats.qk_eligible);
         EXPECT_NEAR(sparsity, head.sparsity, 0.05);
@@ -351,7 +351,7 @@ TEST(Calibration, Refusals) {
   Calibration fits(Bounds(4, 0.02, 0.03));
   Problem automatic = Automatic(p, fits);
   automatic.desc.predictor = SPARGE_PREDICT_PAPER;
-  EXPECT_EQ(plan_text(automatic.desc), "predictor=1 has no calibration; take 0");
+  EXPECT_EQ(plan_text(automatic.desc), "predictor=2 has no calibration; take 1 or the default");
   automatic = Automatic(p, fits);
   automatic.desc.select = SPARGE_SELECT_CDF;
   EXPECT_EQ(plan_text(automatic.desc), "calibration is given, but select is not AUTO");

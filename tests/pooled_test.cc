@@ -227,6 +227,7 @@ Problem Structured(int64_t queries, int64_t keys, uint32_t seed, sparge_precisio
   p.desc.select = SPARGE_SELECT_FLOOR;
   p.desc.params.tau = 0.9;
   p.desc.params.theta = -1;
+  p.desc.predictor = SPARGE_PREDICT_KEYS;
   return p;
 }
 

@@ -118,8 +118,9 @@ typedef enum sparge_select {
 } sparge_select;
 /* How the mass of a tile is guessed (docs/predictor.md). */
 typedef enum sparge_predictor {
-  SPARGE_PREDICT_KEYS = 0, /* means of neighbouring queries against every key */
-  SPARGE_PREDICT_PAPER = 1 /* the paper's rule: mean of the query block against mean of the key block */
+  SPARGE_PREDICT_DEFAULT = 0, /* KEYS for SELECT_FLOOR and SELECT_AUTO, PAPER for SELECT_CDF and SELECT_TOPK */
+  SPARGE_PREDICT_KEYS = 1,    /* means of neighbouring queries against every key */
+  SPARGE_PREDICT_PAPER = 2    /* the paper's rule: mean of the query block against mean of the key block */
 } sparge_predictor;
 typedef enum sparge_mask_type {
   SPARGE_MASK_NONE = 0,

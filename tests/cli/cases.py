@@ -146,8 +146,6 @@ def call(args, env=None):
 
 def selection_flags(s: Selection):
     flags = ["--select", s.select]
-    if s.select in ("cdf", "topk"):
-        flags += ["--predictor", "paper"]  # the rule of the oracle; tests/pooled_test.cc has that of the default
     if s.select == "cdf":
         flags += ["--tau", s.tau, "--theta", s.theta]
     if s.select == "topk":

@@ -266,7 +266,7 @@ class InstructionSets(Case):
             env = {"SPARGE_ISA": name}
             for index, p in enumerate(problems):
                 with self.subTest(isa=name, problem=index):
-                    result = self.run_case(p, *cases.selection_flags(Selection()), env=env)
+                    result = self.run_case(p, env=env)
                     self.assertEqual(result.figures["isa"], name, "the forced instruction set is the one that ran")
                     clear = ~maps[index].ambiguous
                     np.testing.assert_array_equal(result.map[clear], maps[index].map[clear])

@@ -57,7 +57,7 @@ class Tuned(CaptureCase):
                 measured = head["measured"]
                 self.assertLessEqual(measured["l1"], 0.05)
                 self.assertLessEqual(measured["l2"], 0.06)
-                self.assertEqual(measured["verified_on"], 1)
+                self.assertEqual(measured["verified_on"], 2)
                 self.assertEqual(measured["sparsity"] > 0, head["select"] != "all")
         self.assertFalse(Path(str(self.out) + ".partial").exists())
         report = json.loads(self.first.stdout)
@@ -66,16 +66,18 @@ class Tuned(CaptureCase):
         self.assertGreater(report["time_ratio"], 0)
 
     def test_measured_figures_are_those_of_a_run(self):
-        """What the preset says of a head is what check finds on the held-out sample."""
-        preset = json.loads(self.out.read_text())
-        for name in ("causal.0", "plain.0"):
-            layer = preset["layers"][name]
-            file = self.captures / name / (layer["held_out"][0] + ".safetensors")
-            found = json.loads(self.good("check", "--preset", self.out, file, "--json").stdout)["files"][0]["heads"]
-            for head, figures in zip(layer["heads"], found):
+        """What the preset says of a head is the mean of what check finds; of two samples both are verified."""
+        two = make_captures(self.path("two"), "two", samples=2, layers={"causal.0": True, "plain.0": False})
+        self.good("tune", *BOUNDS, two, "-o", self.path("p.json"))
+        found = json.loads(call(("check", "--preset", self.path("p.json"), two, "--json")).stdout)["files"]
+        for name, layer in json.loads(self.path("p.json").read_text())["layers"].items():
+            files = [file["heads"] for file in found if file["layer"] == name]
+            for head, figures in zip(layer["heads"], zip(*files)):
+                self.assertEqual(head["measured"]["verified_on"], len(figures))
                 for field in ("sparsity", "work", "l1", "l2"):
+                    want = np.mean([figure[field] for figure in figures])
                     # Six digits are written; and a head alone is summed in another order than among others.
-                    self.assertAlmostEqual(head["measured"][field], figures[field], delta=1e-5 + 1e-4 * figures[field])
+                    self.assertAlmostEqual(head["measured"][field], want, delta=1e-5 + 1e-4 * want)
 
     def test_bounds_hold_on_new_samples(self):
         """On average: samples this short differ by half, and bounds are for the mean over samples."""
@@ -203,7 +205,7 @@ class Inputs(CaptureCase):
         for seed in ("1", "2", "3"):
             layer = self.tuned(self.captures, "--seed", seed)["layer"]
             self.assertEqual((len(layer["samples"]), len(layer["held_out"])), (7, 2))
-            self.assertEqual(layer["heads"][0]["measured"]["verified_on"], 2)
+            self.assertEqual(layer["heads"][0]["measured"]["verified_on"], 4)
             held_out.add(tuple(layer["held_out"]))
         self.assertGreater(len(held_out), 1)
 
