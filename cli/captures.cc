@@ -134,6 +134,7 @@ void CheckSample(Sample& sample, LayerCaptures& layer, bool first, Digest& diges
   same("causal", desc.causal, causal);
   layer.causal = causal != 0;
   sample.tiles = VisibleTiles(problem) * desc.batch;
+  sample.q_tokens = desc.q_tokens * desc.batch;
   digest.Add(sample.name);
   for (const io::Tensor* tensor : {&problem.q, &problem.k, &*problem.v}) digest.Add(*tensor);
   for (const auto& [key, value] : problem.metadata) {

@@ -11,7 +11,8 @@ namespace sparge::cli {
 struct Sample {
   std::string name;  // of the file, without its ending
   std::string path;
-  int64_t tiles = 0;  // that one head sees, over the batch; set by CheckCaptures
+  int64_t tiles = 0;     // that one head sees, over the batch; set by CheckCaptures
+  int64_t q_tokens = 0;  // over the batch; set by CheckCaptures
 };
 
 struct LayerCaptures {

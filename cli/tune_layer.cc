@@ -21,8 +21,9 @@ namespace {
 constexpr int kPasses = 2;  // of the calibration: theta and tau, then lambda
 // Share of a dense run that a pass may take. A single sample is also verified in full, which needs most of the time.
 constexpr double kEffort = 0.2, kEffortSingle = 0.15, kMostEffort = 0.5;
-constexpr double kEffortAgain = 0.1;  // for lambda of heads with other bounds
-constexpr double kMostWork = 2.5;     // dense passes, so that 3 hold with what is not counted here
+// Dense passes, so that 3 hold with what is not counted here: for what has to be mended, and for what might be
+// improved.
+constexpr double kMostWork = 2.2, kMostWorkLooser = 1.6;
 constexpr int kMostTightened = 4;
 constexpr double kSpread = 0.3;          // between samples of a text model, relative to the mean (docs/tuning.md)
 constexpr double kSpreadSamples = 2;     // samples that this counts for
@@ -140,7 +141,6 @@ io::PresetLayer LayerTuner::Tune() {
     for (int64_t i = 0; i < layer_.q_heads; ++i) {
       if (open(heads_[static_cast<size_t>(i)])) Decide(i);
     }
-    if (std::any_of(heads_.begin(), heads_.end(), open)) MeasureSkipsAnew();
   }
   MeasureTime();
   return Result();
@@ -179,17 +179,6 @@ void LayerTuner::Calibrate(double effort) {
     const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
     spent_.ms += time.count();
     work_ += effort * static_cast<double>(layer_.samples[sample].tiles * layer_.q_heads);
-  }
-}
-
-// What is known of lambda holds for one theta and tau only, and heads that are still open have new ones.
-void LayerTuner::MeasureSkipsAnew() {
-  Calibrate(kEffortAgain);
-  for (int64_t i = 0; i < layer_.q_heads; ++i) {
-    Head& head = heads_[static_cast<size_t>(i)];
-    if (head.settled) continue;
-    head.setting = ChosenHead(calibration_->Head(i));
-    if (head.setting.dense()) Settle(i);
   }
 }
 
@@ -252,7 +241,7 @@ void LayerTuner::TryLooser(int64_t index) {
   const auto factor = [](double excess) {
     return std::min(kLargestStep, kAim / std::max(excess, kAim / kLargestStep));
   };
-  if (!MayVerifyAgain(head) || !Rechoose(index, factor(head.l1_excess), factor(head.l2_excess)) ||
+  if (!MayVerifyAgain(head, kMostWorkLooser) || !Rechoose(index, factor(head.l1_excess), factor(head.l2_excess)) ||
       head.setting.dense()) {
     Settle(index);
   }
@@ -260,7 +249,7 @@ void LayerTuner::TryLooser(int64_t index) {
 
 void LayerTuner::TryTighter(int64_t index) {
   Head& head = heads_[static_cast<size_t>(index)];
-  const bool again = head.tightened < kMostTightened && std::isfinite(head.excess) && MayVerifyAgain(head);
+  const bool again = head.tightened < kMostTightened && std::isfinite(head.excess) && MayVerifyAgain(head, kMostWork);
   ++head.tightened;
   const auto factor = [](double excess) { return excess > 1 ? kAim / excess : 1.0; };
   if (!again || !Rechoose(index, factor(head.l1_excess), factor(head.l2_excess)) || head.setting.dense()) Settle(index);
@@ -286,9 +275,9 @@ void LayerTuner::Settle(int64_t index) {
   for (const size_t sample : split_.verified) dense_.erase({sample, index});
 }
 
-bool LayerTuner::MayVerifyAgain(const Head& head) const {
+bool LayerTuner::MayVerifyAgain(const Head& head, double most_work) const {
   const double more = 2 * verified_tiles_ * head.setting.measured.work;
-  return work_ + more <= kMostWork * all_tiles_ * static_cast<double>(layer_.q_heads);
+  return work_ + more <= most_work * all_tiles_ * static_cast<double>(layer_.q_heads);
 }
 
 // A dense head has no error by definition: dense of the same precision is what errors are measured against.

@@ -68,7 +68,6 @@ class LayerTuner {
   Problem Load(size_t sample) const;
   int64_t TuningTokens() const;
   void Calibrate(double effort);
-  void MeasureSkipsAnew();
   void VerifyOpenHeads();
   void TakeErrors(Head& head, const std::vector<HeadErrors>& samples) const;
   void Decide(int64_t index);
@@ -76,7 +75,7 @@ class LayerTuner {
   void TryTighter(int64_t index);
   bool Rechoose(int64_t index, double l1_factor, double l2_factor);
   void Settle(int64_t index);
-  bool MayVerifyAgain(const Head& head) const;
+  bool MayVerifyAgain(const Head& head, double most_work) const;
   io::PresetHead Dense(const io::PresetHead& like) const;
   void MeasureTime();
   io::PresetLayer Result() const;

@@ -139,7 +139,7 @@ Cell ChooseCell(const HeadRecord& head) {
 }
 
 // What a skip adds to an error was measured at this choice of theta and tau or close to it: then it says something here.
-bool Near(const Cell& a, const Cell& b) { return a.theta == b.theta && std::abs(a.tau - b.tau) <= 3; }
+bool Near(const Cell& a, const Cell& b) { return a.theta == b.theta && std::abs(a.tau - b.tau) <= 6; }
 
 // The error at the head's choice with a skip: what it is without, and what the skip added where it was measured.
 Estimate EstimateSkip(const HeadRecord& head, int32_t skip) {
