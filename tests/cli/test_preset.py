@@ -34,8 +34,9 @@ class Presets(PresetCase):
 
     def test_every_head_takes_its_own_entry(self):
         o, tiles, figures = self.attend(*self.use)
-        sparse = self.attend("--tau", "0.8", "--theta", "0.3", "--pv-skip", "8")
-        exact = self.attend("--tau", "0.95", "--theta", "0.3", "--pv-skip", "off", "--precision", "fp32")
+        keys = ("--predictor", "keys")  # as the preset says
+        sparse = self.attend("--tau", "0.8", "--theta", "0.3", "--pv-skip", "8", *keys)
+        exact = self.attend(*keys, "--tau", "0.95", "--theta", "0.3", "--pv-skip", "off", "--precision", "fp32")
         dense = self.attend("--select", "all", "--pv-skip", "off")
         for index, same in ((0, sparse), (1, dense), (2, exact)):
             np.testing.assert_array_equal(tiles[index], same[1][index], f"tiles of head {index}")

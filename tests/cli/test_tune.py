@@ -80,12 +80,14 @@ class Tuned(CaptureCase):
                     self.assertAlmostEqual(head["measured"][field], want, delta=1e-5 + 1e-4 * want)
 
     def test_bounds_hold_on_new_samples(self):
-        """On average: samples this short differ by half, and bounds are for the mean over samples."""
+        """The mean within the bounds, and nine of ten heads on a single new sample within 1.2 times: what tune aims at."""
         fresh = make_captures(self.path("fresh"), "new", samples=2)
         result = call(("check", "--preset", self.out, fresh, "--json"))
         report = json.loads(result.stdout)
         self.assertEqual(result.code, 0 if report["passed"] else 1)
         heads = [head for file in report["files"] for head in file["heads"]]
+        within = [head["l1"] <= 1.2 * 0.05 and head["l2"] <= 1.2 * 0.06 for head in heads]
+        self.assertGreaterEqual(np.mean(within), 0.9, f"{len(heads)} heads")
         self.assertLessEqual(np.mean([head["l1"] for head in heads]), 0.05)
         self.assertLessEqual(np.mean([head["l2"] for head in heads]), 0.06)
         self.assertLess(max(head["round_l1"] for head in heads), 0.05)
