@@ -16,8 +16,8 @@ namespace sparge {
 // A sample costs about so many times what its rows cost in a dense call: tile by tile with sums, masses and distances.
 inline constexpr double kSampleCost = 2.0;
 // Shares of a dense call that runs spend: while a head is not settled, and after.
-inline constexpr double kCalibrationEffort = 0.06;
-inline constexpr double kWatchEffort = 0.006;
+inline constexpr double kCalibrationEffort = 0.045;
+inline constexpr double kWatchEffort = 0.004;
 // Measured at a time; bounds the memory for results.
 inline constexpr int64_t kSamplesAtOnce = 128;
 
