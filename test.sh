@@ -14,7 +14,7 @@ usage: ./test.sh [--quick | --ci] [-- ARGUMENTS OF ctest]
   --quick    the same build, without the tests labelled `full` and with smaller sweeps: at most 3 minutes
   --ci       the full suite; instruction counts against bench/instructions.json; then with smaller sweeps under address
              and undefined-behaviour sanitizers, under the thread sanitizer and for 64-bit ARM under an emulator; and
-             one minute of fuzzing: at most 40 minutes
+             one minute of fuzzing: at most 60 minutes
 Missing Debian packages are installed when run as root or with sudo. Arguments after `--` go to every ctest run.
 TEXT
 }
