@@ -98,8 +98,8 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
             [&options](const std::string& text) { options.precision = text; });
   AddChoice(app, "--select", "which tiles to compute; default cdf", {"all", "cdf", "topk", "floor", "map", "auto"},
             [&options](const std::string& text) { options.select = text; });
-  AddNumber(app, "--tau", "cdf: predicted mass to keep; floor: see docs/predictor.md; default 0.98", group,
-            options.tau, 0, 1);
+  AddNumber(app, "--tau", "cdf: predicted mass to keep; floor: see docs/predictor.md; default 0.98", group, options.tau,
+            0, 1);
   AddNumber(app, "--topk", "topk: fraction of visible tiles to keep; default 0.5", group, options.topk, 0, 1);
   AddNumber(app, "--theta", "blocks less self-similar than this are kept whole; default 0.3, below 0 = off", group,
             options.theta, -kLargest, kLargest);

@@ -30,8 +30,8 @@ struct Problem {
 
   io::Tensor q, k;
   std::optional<io::Tensor> v, mask, map;
-  io::Metadata metadata;            // of a .safetensors input
-  std::vector<std::string> notes;   // what was taken from the metadata, for the user
+  io::Metadata metadata;           // of a .safetensors input
+  std::vector<std::string> notes;  // what was taken from the metadata, for the user
   std::optional<TokenGrid> grid;
   std::optional<PerHead> per_head;  // desc.heads and .head_precision point into it
   PlanDesc desc;

@@ -299,9 +299,7 @@ sparge_status sparge_reference(const sparge_plan* plan, const sparge_run_args* a
   return Guard([&] { Reference(CheckedPlan(plan).front(), CheckedArgs(CheckedPlan(plan), args, Call::kReference)); });
 }
 
-void sparge_calibration_desc_init(sparge_calibration_desc* desc) {
-  *desc = {sizeof(*desc), 0, 0.02, 0.025, 0.05, 0};
-}
+void sparge_calibration_desc_init(sparge_calibration_desc* desc) { *desc = {sizeof(*desc), 0, 0.02, 0.025, 0.05, 0}; }
 
 sparge_status sparge_calibration_create(const sparge_calibration_desc* given, sparge_calibration** out) {
   return Guard([&] {

@@ -23,8 +23,8 @@ struct Workspace {
   BlockMap map;
   Schedule schedule;
   Measuring measuring;  // automatic plans only
-  int32_t* kept;  // per worker: indices of a row's kept tiles
-  float* states;  // per worker, then per part: one query block's (m, l, o)
+  int32_t* kept;        // per worker: indices of a row's kept tiles
+  float* states;        // per worker, then per part: one query block's (m, l, o)
 
   static int64_t StateFloats(const Plan& plan) { return kBlockQ * (2 + plan.channels()); }
   RowState StateAt(const Plan& plan, int64_t index) const {
@@ -124,8 +124,8 @@ void FinishRow(const Plan& plan, const sparge_run_args& args, const Workspace& w
                                 args.o.token_stride, out.order});
 }
 
-void RunItem(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Workspace& w,
-             int32_t worker, WorkItem& item) {
+void RunItem(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Workspace& w, int32_t worker,
+             WorkItem& item) {
   int32_t* kept = w.kept + worker * plan.k_blocks;
   const BlockId id = FindQueryBlock(plan, item.row);
   KernelArgs k = BlockArgs(plan, args, w.packed, id);
@@ -206,8 +206,8 @@ void WriteStats(const Plan& plan, const sparge_run_args& args, sparge_stats& sta
               reinterpret_cast<std::byte*>(args.stats));
 }
 
-// An automatic plan: which heads it takes. Of two plans, the first one has fewer bits and leaves to the second what needs
-// more.
+// An automatic plan: which heads it takes. Of two plans, the first one has fewer bits and leaves to the second what
+// needs more.
 void TakeHeads(const std::vector<Plan>& plans, const Plan& plan, const Decisions& decisions) {
   const bool first = &plan == &plans.front();
   const bool last = &plan == &plans.back();
@@ -236,9 +236,8 @@ void Decide(const std::vector<Plan>& plans, const Plan& plan, const sparge_run_a
 }
 
 // All stages for the active heads of one plan.
-void AttendHeads(const std::vector<Plan>& plans, const Plan& plan, const HeadChoice& heads,
-                 const sparge_run_args& args, Workspace& w, const Decisions& decisions, const Sampling& sampling,
-                 sparge_stats& stats) {
+void AttendHeads(const std::vector<Plan>& plans, const Plan& plan, const HeadChoice& heads, const sparge_run_args& args,
+                 Workspace& w, const Decisions& decisions, const Sampling& sampling, sparge_stats& stats) {
   Stopwatch watch;
   if (plan.direct()) {
     PackDirect(plan, args, w.packed);

@@ -133,12 +133,13 @@ Cell ChooseCell(const HeadRecord& head) {
       if (cost(cell) < cost(best) && meets(cell)) best = cell;
     }
   }
-  const bool stay = head.state == SPARGE_HEAD_SPARSE && meets(head.cell) &&
-                    cost(head.cell) <= cost(best) + kLoyalty * head.tiles;
+  const bool stay =
+      head.state == SPARGE_HEAD_SPARSE && meets(head.cell) && cost(head.cell) <= cost(best) + kLoyalty * head.tiles;
   return stay ? head.cell : best;
 }
 
-// What a skip adds to an error was measured at this choice of theta and tau or close to it: then it says something here.
+// What a skip adds to an error was measured at this choice of theta and tau or close to it: then it says something
+// here.
 bool Near(const Cell& a, const Cell& b) { return a.theta == b.theta && std::abs(a.tau - b.tau) <= 6; }
 
 // The error at the head's choice with a skip: what it is without, and what the skip added where it was measured.
@@ -189,8 +190,8 @@ bool Counts(const SampleResult& result) {
          std::all_of(result.error.begin(), result.error.end(), [](double e) { return std::isfinite(e); });
 }
 
-// The standard deviation of the ratio between calls, the one at hand included, less what comes from the choice of samples
-// within them: `variance` is that of one sample.
+// The standard deviation of the ratio between calls, the one at hand included, less what comes from the choice of
+// samples within them: `variance` is that of one sample.
 double SpreadOfCalls(const SizeSums& sizes, const ErrorSums& errors, double ratio, double variance) {
   const double calls = sizes.calls + (sizes.call > 0 ? 1 : 0);
   if (calls < 3) return 0.0;
@@ -363,7 +364,8 @@ void VisitNumbers(Record& head, const Visit& visit) {
     visit(s.count), visit(s.size), visit(s.size2), visit(s.calls), visit(s.call), visit(s.calls2);
   };
   const auto errors = [&](auto& e) {
-    visit(e.error), visit(e.error2), visit(e.cross), visit(e.cost), visit(e.call), visit(e.calls2), visit(e.calls_cross);
+    visit(e.error), visit(e.error2), visit(e.cross), visit(e.cost), visit(e.call), visit(e.calls2),
+        visit(e.calls_cross);
   };
   visit(head.target_l1), visit(head.pv_l1), visit(head.call);
   visit(head.recent_count), visit(head.recent_error), visit(head.recent_size);

@@ -37,8 +37,8 @@ struct Cell {
 struct Sample {
   uint64_t call;
   int64_t head, row, first_row;
-  Cell cell;         // lambda is measured at this choice of theta and tau
-  bool with_skips;   // there is such a choice
+  Cell cell;        // lambda is measured at this choice of theta and tau
+  bool with_skips;  // there is such a choice
   bool with_rounding;
 };
 
@@ -53,8 +53,8 @@ struct SampleResult {
   double round_error, round_size;
 };
 
-// Sums for a ratio of means, sum of errors / sum of sizes; `2` are squares, `cross` is error * size. `call` sums the call
-// at hand, `calls` the squares of such sums. Sizes are shared by all choices of a head.
+// Sums for a ratio of means, sum of errors / sum of sizes; `2` are squares, `cross` is error * size. `call` sums the
+// call at hand, `calls` the squares of such sums. Sizes are shared by all choices of a head.
 struct SizeSums {
   double count = 0, size = 0, size2 = 0;
   double calls = 0, call = 0, calls2 = 0;
@@ -98,7 +98,7 @@ struct HeadSetting {
   Cell cell;
   bool sparse;
   bool wide;
-  bool settled;        // enough samples: from now on only looked after
+  bool settled;  // enough samples: from now on only looked after
   bool rounding_known;
 };
 

@@ -177,8 +177,8 @@ class Probe {
     return end;
   }
 
-  // Lambda from infinity down, over the tiles of the sample's cell. The running maximum does not depend on lambda, since
-  // what is skipped never moves it: so each pair of tile and group has one lambda from which on it is dropped.
+  // Lambda from infinity down, over the tiles of the sample's cell. The running maximum does not depend on lambda,
+  // since what is skipped never moves it: so each pair of tile and group has one lambda from which on it is dropped.
   void FollowSkip(SampleResult& result) {
     const bool alike = similarity_ > ThetaAt(sample_.cell.theta);
     const int64_t end = alike ? EndOf(TauAt(sample_.cell.tau)) : ranked_.count;
@@ -236,8 +236,7 @@ class Probe {
     const Sequence& s = plan_.sequences[id_.sequence];
     float factor[kBlockQ], shift[kBlockQ], m[kBlockQ], l[kBlockQ], by[kBlockQ];
     DirectRowsArgs rows{};
-    rows.tokens =
-        RowsOf(plan_, args_.q, id_.sequence, id_.head, s.q_begin + kernel_.query.first, count, plan_.qk_dim);
+    rows.tokens = RowsOf(plan_, args_.q, id_.sequence, id_.head, s.q_begin + kernel_.query.first, count, plan_.qk_dim);
     rows.dim_pad = plan_.dim_pad();
     rows.score_factor = plan_.scale * kLog2e;
     rows.out = my_.queries;
@@ -245,7 +244,11 @@ class Probe {
     rows.shift = shift;
     PackOpsFor(plan_.runtime.isa)->direct_rows(rows);
     KernelArgs k = kernel_;
-    k.query = {reinterpret_cast<const std::byte*>(my_.queries), plan_.dim_pad(), factor, shift, kernel_.query.first,
+    k.query = {reinterpret_cast<const std::byte*>(my_.queries),
+               plan_.dim_pad(),
+               factor,
+               shift,
+               kernel_.query.first,
                static_cast<int>(count)};
     k.direct = TokensOf(plan_, args_, id_);
     std::copy_n(ranked_.order, ranked_.count, my_.kept);

@@ -29,13 +29,13 @@ struct Drop {
 
 // Working memory; all but samples and results per worker. A tile's results come in the order of rank.
 struct Measuring {
-  float* o;            // per tile: pass_rows rows of `channels`
-  float* m;            // per tile and row
-  float* l;            // per tile and row
-  float* sum;          // pass_rows rows of `channels`: a result at work
-  float* dense;        // the same: the dense result
-  float* queries;      // pass_rows rows of dim_pad
-  int32_t* kept;       // tile indices
+  float* o;        // per tile: pass_rows rows of `channels`
+  float* m;        // per tile and row
+  float* l;        // per tile and row
+  float* sum;      // pass_rows rows of `channels`: a result at work
+  float* dense;    // the same: the dense result
+  float* queries;  // pass_rows rows of dim_pad
+  int32_t* kept;   // tile indices
   Drop* drops;
   Sample* samples;
   SampleResult* results;
@@ -46,7 +46,7 @@ Measuring LayMeasuring(const Plan& plan, Arena& arena);
 // the call and the settings only.
 struct Sampling {
   uint64_t call;
-  double effort;    // of a dense call; negative: kCalibrationEffort or kWatchEffort, as each head needs
+  double effort;  // of a dense call; negative: kCalibrationEffort or kWatchEffort, as each head needs
   int64_t head = 0;
   int64_t samples = 0, taken = 0;  // of this head
 };

@@ -379,8 +379,7 @@ template <sparge_precision kPrecision>
 uint64_t PackRows(const PackRowsArgs& args) {
   Batch batch;
   batch.rows = args.scratch;
-  Summary summary{args.mean, args.scratch + kLanes * args.dim_pad, args.dim_pad, args.tokens.count,
-                  args.pool_rows};
+  Summary summary{args.mean, args.scratch + kLanes * args.dim_pad, args.dim_pad, args.tokens.count, args.pool_rows};
   if (args.mean != nullptr) summary.Start();
   uint64_t not_finite = 0;
   for (batch.first = 0; batch.first < args.tokens.count; batch.first += kLanes) {

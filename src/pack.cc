@@ -268,12 +268,9 @@ KernelArgs BlockArgs(const Plan& plan, const sparge_run_args& args, const Packed
   const int64_t row = plan.QueryBlock(id.head, s, id.block) * kBlockQ;
   const int64_t lanes = plan.direct() ? plan.dim_pad() : plan.row_lanes();
   KernelArgs k{};
-  k.query = {packed.queries + row * lanes * kLaneBytes,
-             lanes,
-             packed.q_factor + row,
-             packed.q_shift + row,
-             id.block * kBlockQ,
-             static_cast<int>(s.QueriesIn(id.block))};
+  k.query = {
+      packed.queries + row * lanes * kLaneBytes, lanes, packed.q_factor + row, packed.q_shift + row, id.block * kBlockQ,
+      static_cast<int>(s.QueriesIn(id.block))};
   k.rule = RuleOf(plan, id.sequence, id.head);
   k.rule.mask = MaskRow(plan, args.mask, id.sequence, id.head, k.query.first);
   k.rule.mask_stride = args.mask.query_stride;

@@ -93,13 +93,15 @@ void CheckParams(const sparge_plan_desc& desc, const sparge_head_params& params,
 
 void CheckAutomatic(const sparge_plan_desc& desc) {
   const bool automatic = desc.select == SPARGE_SELECT_AUTO;
-  SPARGE_REQUIRE(automatic == (desc.calibration != nullptr), "%s",
-                 automatic ? "calibration is NULL, but select is AUTO" : "calibration is given, but select is not AUTO");
+  SPARGE_REQUIRE(
+      automatic == (desc.calibration != nullptr), "%s",
+      automatic ? "calibration is NULL, but select is AUTO" : "calibration is given, but select is not AUTO");
   SPARGE_REQUIRE(!automatic || desc.heads == nullptr, "heads are given, but select is AUTO, which chooses them");
   SPARGE_REQUIRE(!automatic || desc.head_precision == nullptr,
                  "head_precision is given, but select is AUTO, which chooses it");
   SPARGE_REQUIRE(!automatic || desc.predictor != SPARGE_PREDICT_PAPER,
-                 "predictor=%d has no calibration; take %d or the default", RawEnum(desc.predictor), SPARGE_PREDICT_KEYS);
+                 "predictor=%d has no calibration; take %d or the default", RawEnum(desc.predictor),
+                 SPARGE_PREDICT_KEYS);
   for (int64_t h = 0; desc.head_precision != nullptr && h < desc.q_heads; ++h) {
     char name[48];
     std::snprintf(name, sizeof(name), "head_precision[%" PRId64 "]", h);

@@ -10,8 +10,12 @@ namespace {
 Pooled OfWorker(const Plan& plan, const Pooled& all, int32_t worker) {
   const int64_t rows = plan.runtime.kernels->pass_rows;
   const int64_t at = worker * rows;
-  return {all.rows + at * plan.row_lanes() * kLaneBytes, all.factor + at, all.shift + at, all.mass + at * all.stride,
-          all.top + at * all.stride, all.stride};
+  return {all.rows + at * plan.row_lanes() * kLaneBytes,
+          all.factor + at,
+          all.shift + at,
+          all.mass + at * all.stride,
+          all.top + at * all.stride,
+          all.stride};
 }
 
 int64_t PoolsIn(const Plan& plan, const Sequence& s, int64_t block) {
@@ -45,13 +49,9 @@ void MeasurePools(const Plan& plan, const Packed& packed, const BlockId& first, 
   KernelArgs args{};
   const int64_t step = plan.pool_rows();
   // A pool stands where its last query is, and its window is as much longer: it sees what any of its queries sees.
-  args.query = {mine.rows,
-                plan.row_lanes(),
-                mine.factor,
-                mine.shift,
-                first.block * kBlockQ + step - 1,
-                static_cast<int>(count),
-                step};
+  args.query = {
+      mine.rows, plan.row_lanes(), mine.factor, mine.shift, first.block * kBlockQ + step - 1, static_cast<int>(count),
+      step};
   const int64_t kv_head = first.head / plan.heads_per_kv;
   args.blocks = PackedBlocks(plan, packed, plan.KeyBlock(kv_head, s, 0));
   args.rule = RuleOf(plan, first.sequence, first.head);

@@ -5,7 +5,8 @@
 //   visible   a tile is eligible iff some query of it sees some key of it (causal, window, length, mask)
 //   score     how much of the row's attention a tile holds. Predictor `keys`: pooled.h. Predictor `paper`: mean of the
 //             query block . mean of the key block, as attention would score it, and the softmax of that
-//   select    floor: every tile with mass >= (1 - tau) / sqrt(visible tiles); cdf: the smallest set with mass >= tau; topk: the
+//   select    floor: every tile with mass >= (1 - tau) / sqrt(visible tiles); cdf: the smallest set with mass >= tau;
+//   topk: the
 //             ceil(topk * visible) best; at least one
 //   force     all tiles of a query block (`paper`: or key block) that is not self-similar; the diagonal; the sink
 #ifndef SPARGE_SRC_PREDICT_H_
@@ -38,8 +39,9 @@ struct BlockMap {
 inline bool TestBit(const uint64_t* bits, int64_t index) { return ((bits[index / 64] >> (index % 64)) & 1) != 0; }
 inline void SetBit(uint64_t* bits, int64_t index) { bits[index / 64] |= uint64_t{1} << (index % 64); }
 
-// The mass from which on the rule `floor` keeps a tile of a row with so many visible ones. One bound for all rows misses
-// the least mass for a given number of tiles; the root lets it follow rows in which mass is spread over more tiles.
+// The mass from which on the rule `floor` keeps a tile of a row with so many visible ones. One bound for all rows
+// misses the least mass for a given number of tiles; the root lets it follow rows in which mass is spread over more
+// tiles.
 inline double MassFloor(double tau, int64_t visible) { return (1 - tau) / std::sqrt(static_cast<double>(visible)); }
 
 BlockMap LayBlockMap(const Plan& plan, Arena& arena);

@@ -32,8 +32,8 @@ Predicted PredictMasses(const Context& context, const Problem& p) {
 class Oracle {
  public:
   explicit Oracle(const Problem& p) : p_(p) {
-    offset_ = p.desc.query_offset == SPARGE_OFFSET_BOTTOM_RIGHT ? p.shape.kv_tokens - p.shape.q_tokens
-                                                                : p.desc.query_offset;
+    offset_ =
+        p.desc.query_offset == SPARGE_OFFSET_BOTTOM_RIGHT ? p.shape.kv_tokens - p.shape.q_tokens : p.desc.query_offset;
     scale_ = p.desc.scale != 0 ? p.desc.scale : 1 / std::sqrt(static_cast<double>(p.shape.qk_dim));
   }
 
@@ -197,7 +197,8 @@ double ExpectRule(const Problem& p) {
           const float* mass = predicted.mass.data() + at;
           const std::vector<double> want = oracle.Masses(b, h, row);
           for (int64_t t = 0; t < result.k_blocks; ++t) {
-            const double tolerance = MassTolerance(p.desc.precision) * (want[t] + (p.desc.precision == SPARGE_FP32 ? 0 : 0.02));
+            const double tolerance =
+                MassTolerance(p.desc.precision) * (want[t] + (p.desc.precision == SPARGE_FP32 ? 0 : 0.02));
             EXPECT_NEAR(mass[t], want[t], tolerance + 1e-7) << "head " << h << " row " << row << " tile " << t;
           }
           const Ruled ruled = Rule(p, oracle, b, h, row, mass);
@@ -312,7 +313,8 @@ TEST(Pooled, SeesASingleStrongKey) {
   p.k.Fill([old = p.k](int64_t b, int64_t h, int64_t t, int64_t d) {
     return t == 700 ? (d == 0 ? 40.0f : 0.0f) : d == 0 ? -40.0f / 63 : 0.3f * old.Get(b, h, t, d);
   });
-  p.q.Fill([old = p.q](int64_t b, int64_t h, int64_t t, int64_t d) { return d == 0 ? 2.0f : 0.2f * old.Get(b, h, t, d); });
+  p.q.Fill(
+      [old = p.q](int64_t b, int64_t h, int64_t t, int64_t d) { return d == 0 ? 2.0f : 0.2f * old.Get(b, h, t, d); });
   p.desc.params.topk = 0.05;
   p.desc.select = SPARGE_SELECT_TOPK;
   const Context context(1);

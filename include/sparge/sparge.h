@@ -293,10 +293,10 @@ typedef enum sparge_head_state {
 typedef struct sparge_head_estimate {
   size_t struct_size;
   sparge_head_state state;
-  sparge_precision precision;
+  sparge_precision precision; /* INT16 if int8 is not exact enough, else INT8; plans of more bits keep theirs */
   sparge_head_params params;
-  int64_t samples;          /* of query rows; 0: the figures below mean nothing */
-  double l1, l1_error;      /* without PV skip */
+  int64_t samples;           /* of query rows; 0: the figures below mean nothing */
+  double l1, l1_error;       /* without PV skip */
   double pv_l1, pv_l1_error; /* with it */
   double round_l1, round_l1_error;
   double sparsity; /* of QK tiles */

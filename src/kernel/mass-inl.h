@@ -18,7 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace sparge {
 namespace HWY_NAMESPACE {
 
-// sum_j 2^(s - tile maximum) of each row, and the maximum, to the place of `block`; rows that do not see it have 0, -inf.
+// sum_j 2^(s - tile maximum) of each row, and the maximum, to the place of `block`; rows that do not see it have 0,
+// -inf.
 template <class P>
 HWY_INLINE void StoreTileSums(uint32_t active, int64_t block, const Pass<P>& pass, const MassArgs& to) {
   const F32 d;
