@@ -233,7 +233,12 @@ void ScoreTiles(const Plan& plan, const Packed& packed, const BlockMap& map, int
   }
 }
 
-// The rules together, for a plan that predicts and a row that has been scored.
+// A head that keeps all tiles needs no masses, unless somebody wants to look at them.
+bool NeedsScores(const Plan& plan, const sparge_head_params& params, const sparge_run_args& args) {
+  return plan.predicts() && (plan.select == SPARGE_SELECT_TOPK || params.tau < 1 || args.mass_out != nullptr);
+}
+
+// The rules together, for a plan that predicts and a row that has been scored if it needs that.
 void PredictRow(const Plan& plan, const sparge_head_params& params, const Packed& packed, const Row& row,
                 int64_t eligible) {
   const Sequence& s = plan.sequences[row.sequence];
@@ -324,7 +329,8 @@ void PredictAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args
     if (id.block % together != 0) return;  // done with the first of its kind
     const int64_t blocks = std::min(together, plan.sequences[id.sequence].q_blocks - id.block);
     const bool active = heads.active[id.head] != 0;
-    if (active && pools) MeasurePools(plan, packed, id, blocks, worker, map.pooled);
+    const bool scored = NeedsScores(plan, heads.params[id.head], args);
+    if (active && pools && scored) MeasurePools(plan, packed, id, blocks, worker, map.pooled);
     for (int64_t i = 0; i < blocks; ++i) {
       map.eligible[index + i] = map.computed[index + i] = 0;
       if (!active) continue;
@@ -335,7 +341,7 @@ void PredictAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args
       if (!plan.predicts()) {
         CopyRow(plan, args, row);
       } else if (eligible > 0) {
-        ScoreTiles(plan, packed, map, worker, i, row);
+        if (scored) ScoreTiles(plan, packed, map, worker, i, row);
         if (args.mass_out != nullptr) WriteMasses(plan, row, args.mass_out + TileRow(plan, row));
         PredictRow(plan, heads.params[id.head], packed, row, eligible);
       }
