@@ -157,8 +157,8 @@ std::string Text(const Context& context, const std::vector<Row>& rows, const Row
   std::string text =
       "Attention compares every token with every other one, and most of these comparisons hardly matter.\n"
       "SpargeAttention predicts block by block which do, skips the rest, and works in 8-bit integers.\n"
-      "How much it may skip is measured on sampled rows beforehand: 2 % relative error per head for skipped blocks,\n"
-      "2.5 % with skipped products; rounding to 8 bits comes on top.\n"
+      "How much it may skip is measured on sampled rows beforehand: a relative error of 2 % per head for\n"
+      "skipped blocks, 2.5 % with skipped products; rounding to 8 bits comes on top.\n"
       "Each line is one attention head: milliseconds (best of 3) and speed against ordinary dense fp32,\n"
       "the share of blocks skipped, and the relative error of the result (0.02 = 2 %).\n\n";
   text += Format("%-44s %2s %6s %6s %12s %12s %5s %6s\n", "", "", "", "dense", "dense", "sparse", "", "");
