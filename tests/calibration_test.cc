@@ -106,7 +106,7 @@ TEST(Calibration, EstimatesAreTheErrorsAndBoundsHold) {
         EXPECT_NEAR(sparsity, head.sparsity, 0.05);
       }
       EXPECT_GE(sparse, 3) << "nothing was skipped: the test says nothing";
-      EXPECT_GT(plain.stats.sparsity(), 0.2);
+      EXPECT_GT(plain.stats.sparsity(), 0.1);
       EXPECT_LT(skipped.stats.total.pv_computed, plain.stats.total.pv_computed) << "no lambda was found";
     }
   }
@@ -139,7 +139,7 @@ TEST(Calibration, RunsCalibrateThemselvesAndSettle) {
   const TestTensor dense = RunDense(context, p, SPARGE_INT8).o;
   for (int64_t h = 0; h < 4; ++h) {
     EXPECT_NE(calibration.Head(h).state, SPARGE_HEAD_UNKNOWN);
-    EXPECT_GE(calibration.Head(h).samples, 24);
+    EXPECT_GE(calibration.Head(h).samples, 10) << "the least that a choice is made from";
     EXPECT_LE(HeadL1(result.o, dense, h), 0.06 * 1.1) << "head " << h;
   }
 }
