@@ -118,7 +118,6 @@ struct Calibration {
   // Adds a sample and chooses anew.
   void Learn(const Sample& sample, const SampleResult& result);
   void SetBounds(int64_t head, double target_l1, double pv_l1);
-  // `precision`: of the plan that asks, before rounding had a word.
   void Describe(int64_t head, sparge_head_estimate& out) const;
 
  private:
