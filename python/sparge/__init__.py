@@ -1,0 +1,55 @@
+"""Sparse, quantised attention on CPUs: skips what does not matter, within an error that you name.
+
+    out = sparge.attention(q, k, v, causal=True, target_l1=0.02)
+
+Drop-in for PyTorch: `sparge.torch`; for models: `sparge.integrations.transformers` and `.diffusers`. The names below need
+NumPy only.
+"""
+
+from __future__ import annotations
+
+import os as _os
+
+from . import _core
+from ._attention import Options, Stats, attention, calibrate, merge, predict, reference, token_order
+from ._calibration import Calibration, HeadEstimate
+
+__version__: str = _core.version()
+
+__all__ = [
+    "Calibration",
+    "HeadEstimate",
+    "Options",
+    "Stats",
+    "attention",
+    "calibrate",
+    "get_num_threads",
+    "isas",
+    "merge",
+    "predict",
+    "reference",
+    "set_num_threads",
+    "token_order",
+]
+
+
+def set_num_threads(threads: int) -> None:
+    """Threads of calls that do not say `threads` themselves; 0 = all cores."""
+    if not 0 <= threads <= 4096:
+        raise ValueError(f"threads={threads} is outside 0..4096")
+    _core.set_num_threads(threads)
+
+
+def get_num_threads() -> int:
+    """Threads of calls that do not say `threads` themselves."""
+    return _core.get_num_threads()
+
+
+def isas() -> list[dict[str, object]]:
+    """Instruction sets compiled into the library, best first; environment SPARGE_ISA chooses another one."""
+    return _core.isas()
+
+
+# A child process has none of its parent's threads.
+if hasattr(_os, "register_at_fork"):
+    _os.register_at_fork(after_in_child=_core.forget_threads)

@@ -1,0 +1,65 @@
+"""New arrays of the same library as those given."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import _core
+
+
+def _is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+_DTYPE_NAMES: dict[Any, str] = {}
+
+
+def torch_view(tensor: Any) -> _core.PointerView:
+    """A PyTorch tensor on the CPU without the microseconds of a DLPack capsule. The tensor must outlive the call."""
+    dtype = tensor.dtype
+    name = _DTYPE_NAMES.get(dtype) or _DTYPE_NAMES.setdefault(dtype, str(dtype))
+    return _core.PointerView(tensor.data_ptr(), tensor.shape, tensor.stride(), name)
+
+
+def importable(name: str, array: Any) -> Any:
+    """What the extension module takes for `array`."""
+    if not _is_torch(array):
+        return array
+    if array.device.type != "cpu":
+        raise ValueError(f"{name}: is on device {array.device}, not on the CPU")
+    if array.requires_grad:
+        import torch
+
+        if torch.is_grad_enabled():
+            raise ValueError(f"{name}: requires a gradient, which sparge does not compute; detach it, or use torch.no_grad()")
+    return torch_view(array)
+
+
+def empty_like(array: Any, shape: tuple[int, ...], float32: bool = False) -> Any:
+    """Memory to write to, that DLPack can hand over: of PyTorch for its tensors, of NumPy else."""
+    if _is_torch(array):
+        import torch
+
+        return torch.empty(shape, dtype=torch.float32 if float32 else array.dtype)
+    return np.empty(shape, np.float32 if float32 else numpy_dtype(array))
+
+
+def numpy_dtype(array: Any) -> np.dtype[Any]:
+    """The dtype of `array` as NumPy knows it; bfloat16 comes with the package ml_dtypes."""
+    try:
+        return np.dtype(array.dtype)
+    except (AttributeError, TypeError):
+        return np.asarray(array).dtype
+
+
+def as_kind_of(array: Any, result: Any) -> Any:
+    """`result`, made by empty_like for `array`, as an array of the library of `array`."""
+    if isinstance(result, np.ndarray) and not isinstance(array, np.ndarray):
+        namespace = getattr(array, "__array_namespace__", None)
+        if namespace is not None:
+            return namespace().from_dlpack(result)
+    return result

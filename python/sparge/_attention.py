@@ -1,0 +1,209 @@
+"""sparge.attention and the functions beside it, over arrays of any library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Iterable, Literal, Sequence, TypedDict, Union
+
+import numpy as np
+
+from . import _arrays, _core
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._calibration import Calibration
+
+Precision = Literal["fp32", "int16", "int8"]
+PerHead = Union[float, Sequence[float]]
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `attention`, `predict`, `reference` and `calibrate`."""
+
+    layout: Literal["HND", "NHD"]
+    causal: bool
+    query_offset: int | None
+    window: int | None
+    scale: float | None
+    softcap: float | None
+    mask: Any
+    alibi_slopes: Sequence[float] | None
+    sink_logits: Sequence[float] | None
+    precision: Precision | Sequence[Precision] | None
+    select: Literal["auto", "all", "cdf", "topk", "floor", "map"] | None
+    theta: PerHead
+    tau: PerHead
+    topk: PerHead
+    pv_skip: PerHead | Literal["off"] | None
+    predictor: Literal["default", "keys", "paper"]
+    keep_sink: bool
+    map: Any
+    calibration: Calibration | None
+    target_l1: float | None
+    pv_l1: float | None
+    round_l1: float | None
+    seed: int
+    grid: Sequence[int] | None
+    text_tokens: int
+    text_after: bool
+    q_offsets: Sequence[int]
+    kv_offsets: Sequence[int]
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a call did. Tiles are 128 queries x 64 keys; PV is counted in groups of `group_rows` query rows."""
+
+    time_ms: float
+    stages_ms: dict[str, float]
+    isa: str
+    threads: int
+    group_rows: int
+    qk_tiles: dict[str, int]
+    pv_tiles: dict[str, int]
+    sparsity: float
+    work: float
+    heads: list[tuple[int, int, int, int]]
+    """Per sequence and head: QK tiles eligible and computed, PV row groups eligible and computed."""
+
+    @property
+    def head_sparsity(self) -> list[float]:
+        """1 - QK tiles computed / eligible of each head, sequence by sequence."""
+        return [1 - computed / eligible if eligible else 0.0 for eligible, computed, _, _ in self.heads]
+
+
+def _shape(name: str, array: Any) -> tuple[int, ...]:
+    try:
+        return tuple(array.shape)
+    except AttributeError:
+        raise TypeError(f"{name}: {type(array).__name__} is no array") from None
+
+
+def _outputs(q: Any, v: Any, out: Any, with_lse: bool, options: Options) -> tuple[Any, Any]:
+    """Memory for the result, unless the caller gave it, and for the log-sum-exp."""
+    q_shape = _shape("q", q)
+    if out is None:
+        out = _arrays.empty_like(q, (*q_shape[:-1], *_shape("v", v)[-1:]))
+    if not with_lse:
+        return out, None
+    rows = q_shape[:-1]
+    if options.get("layout") == "NHD" and len(rows) >= 2:
+        rows = (*rows[:-2], rows[-1], rows[-2])
+    return out, _arrays.empty_like(q, rows, float32=True)
+
+
+def _importable(options: Options) -> Options:
+    if options.get("mask") is not None:
+        options["mask"] = _arrays.importable("mask", options["mask"])
+    return options
+
+
+def _stats(call: _core.CallStats) -> Stats:
+    return Stats(**call.fields())
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    out: Any = None,
+    return_lse: bool = False,
+    return_stats: bool = False,
+    **options: Unpack[Options],
+) -> Any:
+    """softmax(q k^T * scale) v, skipping what does not matter within the error that you name.
+
+    q is (N, D), (H, N, D) or (B, H, N, D); k and v likewise, with H a multiple of their number of heads. float32,
+    float16 and bfloat16, anything with DLPack or the buffer protocol, any strides; nothing is copied unless a last
+    dimension is not contiguous. The result has q's type and library. With `return_lse` and `return_stats` a tuple
+    (out, lse, stats) of what was asked for; lse is the log of the sum of exponentials per query, float32.
+
+    What is computed:
+      layout        "HND" (default): heads before tokens; "NHD": tokens before heads
+      causal        query i sees keys j <= i + query_offset
+      query_offset  default keys - queries: the last query sees all keys
+      window        also j > i + query_offset - window
+      scale         default D**-0.5
+      softcap       score = softcap * tanh(score / softcap)
+      mask          bool or uint8 (true may attend) or float32/float16 (added to the scaled score); shape broadcasts to
+                    (B, H, Nq, Nk), but for the last dimension
+      alibi_slopes, sink_logits   one value per head
+      grid          (T, H, W) of image or video tokens in raster order, with `text_tokens` tokens before them, or after
+                    them if `text_after`: blocks then follow a Hilbert curve through the grid; same result
+      q_offsets, kv_offsets   packed batch without batch dimension: sequence b has tokens offsets[b] to offsets[b + 1]
+
+    How exactly:
+      target_l1     relative L1 error per head that skipping may cause (default 0.02); 0 = exact, in fp32 unless told
+      pv_l1         the same with PV skip (default 1.25 target_l1)
+      round_l1      relative L1 error of 8-bit arithmetic beyond which a head takes 16 bits (default 0.05)
+      calibration   a sparge.Calibration, made once per layer with these bounds: remembers what it measured
+      precision     "int8" (default), "int16" or "fp32", for all heads or a list with one for each
+
+    By hand instead (docs/command-line.md): select "all", "cdf", "topk", "floor" or "map" with theta, tau, topk, pv_skip
+    (numbers, or lists with one per head; pv_skip="off"), map, predictor, keep_sink.
+
+    threads: default sparge.get_num_threads(). Results do not depend on it.
+    """
+    result, lse = _outputs(q, v, out, return_lse, options)
+    view = _arrays.importable
+    stats = _core.attention(
+        view("q", q), view("k", k), view("v", v), view("out", result), lse, return_stats, _importable(options)
+    )
+    if out is None:
+        result = _arrays.as_kind_of(q, result)
+    if not return_lse and not return_stats:
+        return result
+    returned = [result]
+    if return_lse:
+        returned.append(_arrays.as_kind_of(q, lse))
+    if stats is not None:
+        returned.append(_stats(stats))
+    return tuple(returned)
+
+
+def predict(q: Any, k: Any, **options: Unpack[Options]) -> tuple[np.ndarray[Any, Any], Stats]:
+    """Stage 1 alone: the map of tiles that `attention` would compute, as bool (B, H, ceil(Nq/128), ceil(Nk/64)) less the
+    dimensions that q lacks, and its figures."""
+    shape = _shape("q", q)
+    tokens_first = options.get("layout") == "NHD" and len(shape) >= 3
+    q_tokens = shape[-3] if tokens_first else shape[-2]
+    k_tokens = _shape("k", k)[-3 if tokens_first else -2]
+    heads = () if len(shape) < 3 else (shape[-2] if tokens_first else shape[-3],)
+    blocks = np.zeros((*shape[: len(shape) - 3], *heads, -(-q_tokens // 128), -(-k_tokens // 64)), np.uint8)
+    stats = _core.predict(q, k, blocks, options)
+    return blocks.astype(bool), _stats(stats)
+
+
+def reference(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
+    """The slow oracle: the same problem in double precision, nothing skipped but what `map` leaves out."""
+    result, lse = _outputs(q, v, None, return_lse, options)
+    _core.reference(q, k, v, result, lse, options)
+    result = _arrays.as_kind_of(q, result)
+    return (result, _arrays.as_kind_of(q, lse)) if return_lse else result
+
+
+def calibrate(q: Any, k: Any, v: Any, calibration: Calibration, *, effort: float = 0.25, **options: Unpack[Options]) -> None:
+    """Measures for `calibration` without computing a result, in about `effort` of the time of a dense call."""
+    _core.calibrate(q, k, v, effort, {**options, "calibration": calibration})
+
+
+def merge(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+    """(out, lse) over the keys of two parts together, from the (out, lse) of each. Exact."""
+    out = _arrays.empty_like(a[0], tuple(a[0].shape))
+    lse = _arrays.empty_like(a[0], tuple(a[1].shape), float32=True)
+    _core.merge(a[0], a[1], b[0], b[1], out, lse)
+    return _arrays.as_kind_of(a[0], out), _arrays.as_kind_of(a[0], lse)
+
+
+def token_order(grid: Iterable[int], order: str = "hilbert", seed: int = 0) -> np.ndarray[Any, Any]:
+    """Raster indices of the tokens of a grid (T, H, W) in the order "hilbert", "row-major", "time-major" or "random"."""
+    sides = [int(side) for side in grid]
+    cells = 1
+    for side in sides:
+        cells *= max(side, 0)
+    out = np.empty(min(cells, 2**31), np.int64)
+    _core.token_order(order, sides, seed, out)
+    return out

@@ -1,0 +1,66 @@
+"""Error bounds instead of parameters: one calibration per layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core
+
+
+@dataclass(frozen=True)
+class HeadEstimate:
+    """What is in force for a head, and what was measured of it: estimates, with their standard errors (`_error`)."""
+
+    state: str  # "unknown": not measured yet, dense; "sparse"; "dense": nothing faster met the bounds
+    precision: str
+    theta: float
+    tau: float
+    pv_skip: float
+    samples: int
+    l1: float
+    l1_error: float
+    pv_l1: float
+    pv_l1_error: float
+    round_l1: float
+    round_l1_error: float
+    sparsity: float
+    work: float
+
+
+class Calibration(_core.Calibration):
+    """What an application keeps per layer: `attention(..., calibration=c)` measures a little beside its work and chooses,
+    per head, the fastest setting within the bounds. Safe to use from several threads; can be pickled."""
+
+    def __init__(
+        self,
+        heads: int,
+        *,
+        target_l1: float = 0.02,
+        pv_l1: float | None = None,
+        round_l1: float = 0.05,
+        seed: int = 0,
+    ) -> None:
+        """heads: query heads. target_l1: relative L1 error per head that skipping may cause; pv_l1: the same with PV skip
+        (default 1.25 target_l1); round_l1: error of 8-bit arithmetic beyond which a head takes 16 bits."""
+        super().__init__(heads, target_l1, 1.25 * target_l1 if pv_l1 is None else pv_l1, round_l1, seed)
+        self.heads = heads
+
+    @classmethod
+    def load(cls, data: bytes, heads: int) -> Calibration:
+        """From the bytes of `save`."""
+        self = cls.__new__(cls)
+        _core.Calibration.__init__(self, data)
+        self.heads = heads
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Calibration.load, (self.save(), self.heads)
+
+    def head(self, head: int) -> HeadEstimate:  # type: ignore[override]
+        return HeadEstimate(**super().head(head))
+
+    def __repr__(self) -> str:
+        states = [self.head(h).state for h in range(self.heads)]
+        counts = ", ".join(f"{states.count(s)} {s}" for s in ("sparse", "dense", "unknown") if s in states)
+        return f"<sparge.Calibration of {self.heads} heads: {counts}>"

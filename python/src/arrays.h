@@ -1,0 +1,76 @@
+// Arrays of other libraries (NumPy, PyTorch, JAX: DLPack or the buffer protocol) as the views of sparge.h.
+#ifndef SPARGE_PYTHON_SRC_ARRAYS_H_
+#define SPARGE_PYTHON_SRC_ARRAYS_H_
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <sparge/sparge.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sparge::python {
+
+namespace nb = nanobind;
+// Raise ValueError and TypeError; `text` names the argument and the value.
+[[noreturn]] void RaiseValue(const std::string& text);
+[[noreturn]] void RaiseType(const std::string& text);
+
+// "(2, 3, 4)"
+std::string ShapeText(const int64_t* shape, size_t dims);
+
+// An array as the call sees it. The memory belongs to `owner`, or to the caller for the time of the call.
+struct Array {
+  const char* name = "";
+  void* data = nullptr;
+  nb::dlpack::dtype dtype{};
+  std::vector<int64_t> shape, strides;
+  nb::ndarray<nb::ro> owner;
+
+  size_t dims() const { return shape.size(); }
+  std::string ShapeText() const { return python::ShapeText(shape.data(), dims()); }
+};
+
+// PyTorch tensors come as this: its DLPack capsules take longer than a small attention.
+struct PointerView {
+  uintptr_t address;
+  nb::tuple shape, strides;
+  std::string dtype;
+};
+
+// Anything with DLPack or a buffer on the CPU, or a PointerView.
+Array ImportInput(const char* name, nb::handle object);
+Array ImportOutput(const char* name, nb::handle object);
+
+// An input as the caller has it; copied only if its last dimension is not contiguous or a stride is negative.
+class Input {
+ public:
+  Input() = default;
+  Input(const char* name, nb::handle object) : array_(ImportInput(name, object)) { CopyIfNeeded(); }
+
+  const Array& array() const { return array_; }
+
+ private:
+  void CopyIfNeeded();
+
+  Array array_;
+  std::vector<std::byte> copy_;
+};
+
+// Where tokens and heads stand: (B, H, N, D) or (B, N, H, D); leading dimensions may be missing.
+enum class Layout { kHeadsFirst, kTokensFirst };
+
+struct TensorView {
+  sparge_tensor tensor{};
+  std::array<int64_t, 4> shape{};  // batch, heads, tokens, dim
+};
+
+TensorView View(const Array& array, Layout layout);
+// Also refuses a last dimension that is not contiguous.
+TensorView ViewOutput(const Array& array, Layout layout);
+
+}  // namespace sparge::python
+#endif  // SPARGE_PYTHON_SRC_ARRAYS_H_

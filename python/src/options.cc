@@ -1,0 +1,371 @@
+#include "python/src/options.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <string_view>
+
+namespace sparge::python {
+namespace {
+
+// What the options say before shapes are known: scalars, or one value per head.
+struct Given {
+  std::optional<std::vector<double>> theta, tau, topk, pv_skip;
+  std::optional<std::vector<sparge_precision>> precision;
+  std::optional<sparge_select> select;
+  CalibrationDesc bounds;
+  bool has_bounds = false;
+  bool has_pv_l1 = false;
+  bool exact = false;  // target_l1 = 0
+};
+
+struct Reading {
+  Problem& problem;
+  Given& given;
+  const char* name;
+  nb::handle value;
+};
+
+std::string Text(nb::handle value) { return nb::repr(value).c_str(); }
+
+template <class T>
+T Cast(const Reading& r, const char* wanted) {
+  T value;
+  if (!nb::try_cast(r.value, value)) RaiseType(std::string(r.name) + "=" + Text(r.value) + " is no " + wanted);
+  return value;
+}
+
+bool Bool(const Reading& r) { return Cast<bool>(r, "bool"); }
+int64_t Int(const Reading& r) { return Cast<int64_t>(r, "int"); }
+double Float(const Reading& r) { return Cast<double>(r, "float"); }
+
+template <class E>
+struct Named {
+  std::string_view name;
+  E value;
+};
+
+template <class E>
+E OneOf(const char* name, nb::handle value, std::span<const Named<E>> choices) {
+  nb::str text;
+  if (nb::try_cast(value, text)) {
+    for (const Named<E>& choice : choices) {
+      if (choice.name == text.c_str()) return choice.value;
+    }
+  }
+  std::string all;
+  for (const Named<E>& choice : choices) all += (all.empty() ? "" : ", ") + std::string(choice.name);
+  RaiseValue(std::string(name) + "=" + Text(value) + " is none of " + all);
+}
+
+constexpr Named<sparge_precision> kPrecisions[] = {{"fp32", SPARGE_FP32}, {"int16", SPARGE_INT16}, {"int8", SPARGE_INT8}};
+constexpr Named<sparge_select> kSelects[] = {{"auto", SPARGE_SELECT_AUTO}, {"all", SPARGE_SELECT_ALL},
+                                             {"cdf", SPARGE_SELECT_CDF},   {"topk", SPARGE_SELECT_TOPK},
+                                             {"floor", SPARGE_SELECT_FLOOR}, {"map", SPARGE_SELECT_MAP}};
+constexpr Named<sparge_predictor> kPredictors[] = {
+    {"default", SPARGE_PREDICT_DEFAULT}, {"keys", SPARGE_PREDICT_KEYS}, {"paper", SPARGE_PREDICT_PAPER}};
+constexpr Named<Layout> kLayouts[] = {{"HND", Layout::kHeadsFirst}, {"NHD", Layout::kTokensFirst}};
+
+// A sequence that is no text.
+bool IsSequence(nb::handle value) { return PySequence_Check(value.ptr()) && !nb::isinstance<nb::str>(value); }
+
+template <class T, class Element>
+std::vector<T> Sequence(const Reading& r, const Element& element) {
+  std::vector<T> values;
+  for (nb::handle item : nb::borrow(r.value)) {
+    values.push_back(element(Reading{r.problem, r.given, r.name, item}));
+  }
+  return values;
+}
+
+template <class T, class Element>
+std::vector<T> OneOrMany(const Reading& r, const Element& element) {
+  if (IsSequence(r.value)) return Sequence<T>(r, element);
+  return {element(r)};
+}
+
+std::vector<float> Floats(const Reading& r) {
+  return Sequence<float>(r, [](const Reading& item) { return static_cast<float>(Float(item)); });
+}
+
+// "off" and None mean never.
+double PvSkip(const Reading& r) {
+  nb::str text;
+  if (r.value.is_none() || (nb::try_cast(r.value, text) && std::string_view(text.c_str()) == "off")) {
+    return SPARGE_PV_SKIP_OFF;
+  }
+  return Float(r);
+}
+
+void ReadGrid(const Reading& r) {
+  const auto sides = Sequence<int64_t>(r, Int);
+  if (sides.size() != 3) RaiseValue("grid=" + Text(r.value) + " is not (T, H, W)");
+  std::copy(sides.begin(), sides.end(), r.problem.desc.grid);
+}
+
+void ReadBound(const Reading& r, double& bound) {
+  bound = Float(r);
+  r.given.has_bounds = true;
+}
+
+void ReadTarget(const Reading& r) {
+  ReadBound(r, r.given.bounds.target_l1);
+  r.given.exact = r.given.bounds.target_l1 == 0;
+}
+
+struct Option {
+  std::string_view name;
+  void (*read)(const Reading&);
+};
+
+constexpr Option kOptions[] = {
+    {"layout", [](const Reading&) {}},  // ReadLayout
+    {"causal", [](const Reading& r) { r.problem.desc.causal = Bool(r); }},
+    {"query_offset", [](const Reading& r) { r.problem.desc.query_offset = Int(r); }},
+    {"window", [](const Reading& r) { r.problem.desc.window = Int(r); }},
+    {"scale", [](const Reading& r) { r.problem.desc.scale = Float(r); }},
+    {"softcap", [](const Reading& r) { r.problem.desc.softcap = Float(r); }},
+    {"mask", [](const Reading& r) { r.problem.mask = Input("mask", r.value); }},
+    {"alibi_slopes", [](const Reading& r) { r.problem.alibi_slopes = Floats(r); }},
+    {"sink_logits", [](const Reading& r) { r.problem.sink_logits = Floats(r); }},
+    {"precision",
+     [](const Reading& r) {
+       r.given.precision = OneOrMany<sparge_precision>(
+           r, [](const Reading& item) { return OneOf<sparge_precision>("precision", item.value, kPrecisions); });
+     }},
+    {"select", [](const Reading& r) { r.given.select = OneOf<sparge_select>("select", r.value, kSelects); }},
+    {"theta", [](const Reading& r) { r.given.theta = OneOrMany<double>(r, Float); }},
+    {"tau", [](const Reading& r) { r.given.tau = OneOrMany<double>(r, Float); }},
+    {"topk", [](const Reading& r) { r.given.topk = OneOrMany<double>(r, Float); }},
+    {"pv_skip", [](const Reading& r) { r.given.pv_skip = OneOrMany<double>(r, PvSkip); }},
+    {"predictor",
+     [](const Reading& r) { r.problem.desc.predictor = OneOf<sparge_predictor>("predictor", r.value, kPredictors); }},
+    {"keep_sink", [](const Reading& r) { r.problem.desc.keep_sink = Bool(r); }},
+    {"map", [](const Reading& r) { r.problem.map = Input("map", r.value); }},
+    {"calibration",
+     [](const Reading& r) { r.problem.calibration = Cast<std::shared_ptr<Calibration>>(r, "sparge.Calibration"); }},
+    {"target_l1", ReadTarget},
+    {"pv_l1",
+     [](const Reading& r) {
+       ReadBound(r, r.given.bounds.pv_l1);
+       r.given.has_pv_l1 = true;
+     }},
+    {"round_l1", [](const Reading& r) { ReadBound(r, r.given.bounds.round_l1); }},
+    {"seed",
+     [](const Reading& r) {
+       r.given.bounds.seed = static_cast<uint64_t>(Int(r));
+       r.given.has_bounds = true;
+     }},
+    {"grid", ReadGrid},
+    {"text_tokens", [](const Reading& r) { r.problem.desc.text_tokens = Int(r); }},
+    {"text_after", [](const Reading& r) { r.problem.desc.text_after = Bool(r); }},
+    {"q_offsets", [](const Reading& r) { r.problem.q_offsets = Sequence<int64_t>(r, Int); }},
+    {"kv_offsets", [](const Reading& r) { r.problem.kv_offsets = Sequence<int64_t>(r, Int); }},
+    {"threads", [](const Reading& r) { r.problem.threads = static_cast<int32_t>(std::clamp<int64_t>(Int(r), -1, 5000)); }},
+};
+
+void ReadOption(nb::handle key, nb::handle value, Problem& problem, Given& given) {
+  const std::string name = nb::cast<std::string>(key);
+  const auto option = std::find_if(std::begin(kOptions), std::end(kOptions),
+                                   [&](const Option& candidate) { return candidate.name == name; });
+  if (option == std::end(kOptions)) RaiseType("unexpected keyword argument '" + name + "'");
+  // None: as if it had not been given, except where it has a meaning of its own.
+  if (value.is_none() && name != "pv_skip") return;
+  option->read({problem, given, option->name.data(), value});
+}
+
+void SetShapes(const TensorView& q, const TensorView& k, const TensorView* v, PlanDesc& desc) {
+  const auto differ = [](const char* what, const char* a, int64_t x, const char* b, int64_t y) {
+    if (x != y) {
+      RaiseValue(std::string(a) + " has " + what + " " + std::to_string(x) + ", " + b + " has " + std::to_string(y));
+    }
+  };
+  differ("batch", "k", k.shape[0], "q", q.shape[0]);
+  differ("head size", "k", k.shape[3], "q", q.shape[3]);
+  if (v != nullptr) {
+    differ("batch", "v", v->shape[0], "q", q.shape[0]);
+    differ("heads", "v", v->shape[1], "k", k.shape[1]);
+    differ("tokens", "v", v->shape[2], "k", k.shape[2]);
+  }
+  desc.batch = q.shape[0];
+  desc.q_heads = q.shape[1];
+  desc.kv_heads = k.shape[1];
+  desc.q_tokens = q.shape[2];
+  desc.kv_tokens = k.shape[2];
+  desc.qk_dim = q.shape[3];
+  desc.v_dim = v != nullptr ? v->shape[3] : q.shape[3];
+}
+
+// Values for every head from one or q_heads of them.
+template <class T>
+std::vector<T> PerHead(const char* name, const std::optional<std::vector<T>>& given, T otherwise, int64_t heads) {
+  if (!given) return std::vector<T>(static_cast<size_t>(heads), otherwise);
+  if (given->size() == 1) return std::vector<T>(static_cast<size_t>(heads), given->front());
+  if (static_cast<int64_t>(given->size()) != heads) {
+    RaiseValue(std::string(name) + " has " + std::to_string(given->size()) + " values for " + std::to_string(heads) +
+               " heads");
+  }
+  return *given;
+}
+
+template <class T>
+bool Differs(const std::optional<std::vector<T>>& given) {
+  return given && given->size() > 1;
+}
+
+void SetParameters(const Given& given, Problem& problem) {
+  PlanDesc& desc = problem.desc;
+  const sparge_head_params d = desc.params;
+  const auto first = [](const auto& list, double otherwise) {
+    return list && !list->empty() ? list->front() : otherwise;
+  };
+  desc.params = {first(given.theta, d.theta), first(given.tau, d.tau), first(given.topk, d.topk),
+                 first(given.pv_skip, d.pv_skip)};
+  if (Differs(given.theta) || Differs(given.tau) || Differs(given.topk) || Differs(given.pv_skip)) {
+    const auto theta = PerHead("theta", given.theta, d.theta, desc.q_heads);
+    const auto tau = PerHead("tau", given.tau, d.tau, desc.q_heads);
+    const auto topk = PerHead("topk", given.topk, d.topk, desc.q_heads);
+    const auto skip = PerHead("pv_skip", given.pv_skip, d.pv_skip, desc.q_heads);
+    for (size_t h = 0; h < theta.size(); ++h) problem.heads.push_back({theta[h], tau[h], topk[h], skip[h]});
+    desc.heads = problem.heads.data();
+  }
+  if (Differs(given.precision)) {
+    problem.head_precision = PerHead("precision", given.precision, SPARGE_INT8, desc.q_heads);
+    desc.head_precision = problem.head_precision.data();
+  } else if (given.precision && !given.precision->empty()) {
+    desc.precision = given.precision->front();
+  }
+}
+
+// Automatic unless thresholds or a map say otherwise. A bound of 0 is exact: nothing skipped, and fp32 unless told.
+void SetSelection(Given& given, Problem& problem) {
+  PlanDesc& desc = problem.desc;
+  const bool thresholds = given.theta || given.tau || given.topk || given.pv_skip;
+  sparge_select automatic = SPARGE_SELECT_AUTO;
+  if (problem.map) automatic = SPARGE_SELECT_MAP;
+  else if (given.topk) automatic = SPARGE_SELECT_TOPK;
+  else if (given.tau) automatic = SPARGE_SELECT_FLOOR;
+  desc.select = given.select.value_or(automatic);
+  if (desc.select == SPARGE_SELECT_AUTO && given.exact && !problem.calibration) {
+    desc.select = SPARGE_SELECT_ALL;
+    given.pv_skip = {SPARGE_PV_SKIP_OFF};
+    if (!given.precision) given.precision = {SPARGE_FP32};
+    given.has_bounds = false;
+  }
+  const bool is_auto = desc.select == SPARGE_SELECT_AUTO;
+  if (is_auto && thresholds) RaiseValue("theta, tau, topk and pv_skip have no effect on select='auto'");
+  if (!is_auto && (given.has_bounds || problem.calibration)) {
+    RaiseValue("target_l1, pv_l1, round_l1, seed and calibration are for select='auto'");
+  }
+  if (problem.calibration && given.has_bounds) {
+    RaiseValue("target_l1, pv_l1, round_l1 and seed belong to the calibration: give them when it is made");
+  }
+  if (is_auto && !problem.calibration) {
+    given.bounds.q_heads = desc.q_heads;
+    if (!given.has_pv_l1) given.bounds.pv_l1 = 1.25 * given.bounds.target_l1;
+    problem.calibration = std::make_shared<Calibration>(given.bounds);
+  }
+  desc.calibration = problem.calibration ? problem.calibration->get() : nullptr;
+}
+
+sparge_mask_type MaskType(const Array& input) {
+  const nb::dlpack::dtype dtype = input.dtype;
+  const auto code = static_cast<nb::dlpack::dtype_code>(dtype.code);
+  if (dtype.bits == 8 && (code == nb::dlpack::dtype_code::Bool || code == nb::dlpack::dtype_code::UInt)) {
+    return SPARGE_MASK_BOOL;
+  }
+  if (code == nb::dlpack::dtype_code::Float && dtype.bits == 32) return SPARGE_MASK_ADD_F32;
+  if (code == nb::dlpack::dtype_code::Float && dtype.bits == 16) return SPARGE_MASK_ADD_F16;
+  RaiseType(std::string(input.name) + ": its dtype is none of bool, uint8, float32, float16");
+}
+
+// Right-aligned, with ones that broadcast; the last `fixed` dimensions must be there in full.
+std::array<int64_t, 4> BroadcastStrides(const Array& input, const std::array<int64_t, 4>& wanted, size_t fixed) {
+  const size_t dims = input.dims();
+  std::array<int64_t, 4> strides{};
+  bool fits = dims >= 2 && dims <= 4;
+  for (size_t i = 0; fits && i < dims; ++i) {
+    const size_t at = i + 4 - dims;
+    const bool whole = input.shape[i] == wanted[at];
+    fits = whole || (input.shape[i] == 1 && at < 4 - fixed);
+    strides[at] = whole && wanted[at] > 1 ? input.strides[i] : 0;
+  }
+  if (!fits) {
+    RaiseValue(std::string(input.name) + ": shape " + input.ShapeText() + " does not fit " +
+               ShapeText(wanted.data(), 4));
+  }
+  return strides;
+}
+
+void SetMask(Problem& problem) {
+  if (!problem.mask) return;
+  if (!problem.q_offsets.empty()) RaiseValue("mask: not for packed batches (q_offsets)");
+  PlanDesc& d = problem.desc;
+  d.mask = MaskType(problem.mask->array());
+  const auto strides = BroadcastStrides(problem.mask->array(), {d.batch, d.q_heads, d.q_tokens, d.kv_tokens}, 1);
+  problem.mask_view = {problem.mask->array().data, strides[0], strides[1], strides[2]};
+}
+
+void SetMap(Problem& problem) {
+  if (!problem.map) return;
+  if (!problem.q_offsets.empty()) RaiseValue("map: not for packed batches (q_offsets)");
+  if (problem.desc.select != SPARGE_SELECT_MAP) RaiseValue("map is for select='map'");
+  const PlanDesc& d = problem.desc;
+  if (MaskType(problem.map->array()) != SPARGE_MASK_BOOL) RaiseType("map: its dtype is neither bool nor uint8");
+  const auto blocks = [](int64_t tokens, int64_t size) { return (tokens + size - 1) / size; };
+  const std::array<int64_t, 4> wanted{d.batch, d.q_heads, blocks(d.q_tokens, SPARGE_BLOCK_Q),
+                                      blocks(d.kv_tokens, SPARGE_BLOCK_K)};
+  const auto strides = BroadcastStrides(problem.map->array(), wanted, 2);
+  if (wanted[2] > 1 && strides[2] != wanted[3]) RaiseValue("map: its last two dimensions are not contiguous");
+  problem.map_batch_stride = strides[0];
+  problem.map_head_stride = strides[1];
+}
+
+void CheckCount(const char* name, size_t count, int64_t wanted) {
+  if (count > 0 && static_cast<int64_t>(count) != wanted) {
+    RaiseValue(std::string(name) + " has " + std::to_string(count) + " values, not " + std::to_string(wanted));
+  }
+}
+
+void SetLists(Problem& problem) {
+  PlanDesc& desc = problem.desc;
+  CheckCount("alibi_slopes", problem.alibi_slopes.size(), desc.q_heads);
+  CheckCount("sink_logits", problem.sink_logits.size(), desc.q_heads);
+  if (!problem.alibi_slopes.empty()) desc.alibi_slopes = problem.alibi_slopes.data();
+  if (!problem.sink_logits.empty()) desc.sink_logits = problem.sink_logits.data();
+  if (problem.q_offsets.empty() && problem.kv_offsets.empty()) return;
+  // A packed batch: its tensors have no batch dimension, and the offsets say how many sequences there are.
+  if (desc.batch != 1) RaiseValue("q_offsets: a packed batch has no batch dimension, q has " + std::to_string(desc.batch));
+  if (problem.q_offsets.size() < 2) RaiseValue("q_offsets has " + std::to_string(problem.q_offsets.size()) + " values, not 2 or more");
+  if (problem.kv_offsets.size() != problem.q_offsets.size()) {
+    RaiseValue("kv_offsets has " + std::to_string(problem.kv_offsets.size()) + " values, q_offsets " +
+               std::to_string(problem.q_offsets.size()));
+  }
+  desc.batch = static_cast<int64_t>(problem.q_offsets.size()) - 1;
+  desc.q_offsets = problem.q_offsets.data();
+  desc.kv_offsets = problem.kv_offsets.data();
+}
+
+}  // namespace
+
+Layout ReadLayout(nb::dict options) {
+  const nb::object value = options.get("layout", nb::none());
+  return value.is_none() ? Layout::kHeadsFirst : OneOf<Layout>("layout", value, kLayouts);
+}
+
+void ReadProblem(const TensorView& q, const TensorView& k, const TensorView* v, nb::dict options, Problem& problem) {
+  Given given;
+  for (const auto& [key, value] : options) ReadOption(key, value, problem, given);
+  if (problem.threads < 0) RaiseValue("threads is negative");
+  SetShapes(q, k, v, problem.desc);
+  SetSelection(given, problem);
+  SetParameters(given, problem);
+  SetLists(problem);
+  SetMask(problem);
+  SetMap(problem);
+}
+
+}  // namespace sparge::python
