@@ -34,7 +34,7 @@ int32_t ThreadsFor(const Problem& problem) {
   const PlanDesc& d = problem.desc;
   const double work = static_cast<double>(d.batch) * static_cast<double>(d.q_heads) * static_cast<double>(d.q_tokens) *
                       static_cast<double>(d.kv_tokens) * static_cast<double>(d.qk_dim + d.v_dim);
-  return problem.threads == 0 && work <= kAlone ? 1 : problem.threads;
+  return work <= kAlone ? 1 : problem.threads;
 }
 
 void CheckShape(const char* name, const TensorView& view, const std::array<int64_t, 4>& wanted) {

@@ -1,0 +1,260 @@
+"""PyTorch: a drop-in for torch.nn.functional.scaled_dot_product_attention, as a custom operator.
+
+    from sparge.torch import scaled_dot_product_attention   # the same signature
+    with sparge.torch.sparse(model, target_l1=0.02): ...    # a model, or everything, for a while
+    sparge.torch.patch()                                    # everything, from now on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from typing import Any, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from . import _arrays, _core
+from ._attention import Stats
+from ._layers import Layer, Settings, by_handle, summary
+
+__all__ = ["Layer", "Settings", "attend", "current_layer", "patch", "scaled_dot_product_attention", "sparse", "summary", "unpatch"]
+
+_original = F.scaled_dot_product_attention
+_library = torch.library.Library("sparge", "DEF")
+# NHD: (batch, tokens, heads, dim). layer: the handle of a Layer; 0 = default settings, every call for itself.
+_library.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, int query_offset, int window, float scale, "
+    "float softcap, Tensor? sinks, bool nhd, int[]? grid, int layer) -> Tensor"
+)
+
+
+def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, sinks, nhd, grid, layer):  # type: ignore[no-untyped-def]
+    heads = -2 if nhd else -3
+    options: dict[str, Any] = {"scale": scale, "threads": torch.get_num_threads()}
+    known = by_handle(layer)
+    if known is not None:
+        options.update(known.options(q.shape[heads], k.shape[heads], q.shape[-1], v.shape[-1], causal))
+    if nhd:
+        options["layout"] = "NHD"
+    if causal:
+        options["causal"] = True
+    if causal or window:
+        options["query_offset"] = query_offset
+    if window:
+        options["window"] = window
+    if softcap:
+        options["softcap"] = softcap
+    if sinks is not None:
+        options["sink_logits"] = sinks.tolist()
+    if grid is not None:
+        options.update(grid=grid[:3], text_tokens=grid[3], text_after=bool(grid[4]))
+    if mask is not None:
+        if mask.dtype not in (torch.bool, torch.float32, torch.float16):
+            mask = mask.float()
+        if mask.shape[-1] != 1 and mask.stride(-1) != 1:
+            mask = mask.contiguous()
+        options["mask"] = _arrays.torch_view(mask)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    view = _arrays.torch_view
+    stats = _core.attention(view(q), view(k), view(v), view(out), None, known is not None, options)
+    if known is not None and stats is not None:
+        known.record(Stats(**stats.fields()))
+    return out
+
+
+def _attention_fake(q, k, v, mask, causal, query_offset, window, scale, softcap, sinks, nhd, grid, layer):  # type: ignore[no-untyped-def]
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+_library.impl("attention", _attention_cpu, "CPU")
+torch.library.register_fake("sparge::attention", _attention_fake, lib=_library)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    query_offset: int | None = None,
+    window: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    nhd: bool = False,
+    grid: Sequence[int] | None = None,
+    layer: Layer | None = None,
+) -> torch.Tensor:
+    """The operator with its defaults; what the integrations call. `grid` is (T, H, W, text tokens, text after)."""
+    tokens = -3 if nhd else -2
+    if query_offset is None:
+        query_offset = k.shape[tokens] - q.shape[tokens]
+    if layer is not None and layer.watchers:
+        for watcher in layer.watchers:
+            watcher(layer, q, k, v, mask=mask, causal=causal, scale=scale, nhd=nhd, grid=grid)
+    return torch.ops.sparge.attention.default(
+        q, k, v, mask, causal, query_offset, window, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap,
+        sinks, nhd, grid, 0 if layer is None else layer.handle,
+    )  # fmt: skip
+
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _obstacle(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> str | None:
+    """Why the operator cannot do this, or None."""
+    if dropout_p > 0:
+        return f"dropout_p={dropout_p} is above 0"
+    for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if tensor is None:
+            continue
+        if tensor.device.type not in ("cpu", "meta"):
+            return f"{name} is on {tensor.device}, not on the CPU"
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return f"{name} requires a gradient"
+        if tensor.is_nested:
+            return f"{name} is a nested tensor"
+    if query.dtype not in _FLOATS or key.dtype not in _FLOATS or value.dtype not in _FLOATS:
+        return f"dtype {query.dtype} is none of float32, float16, bfloat16"
+    if query.dim() < 2 or query.shape[:-3] != key.shape[:-3] or key.shape[:-2] != value.shape[:-2]:
+        return f"shapes {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)} are not those of one batch"
+    if query.dim() > 2 and query.shape[-3] != key.shape[-3] and not (enable_gqa and query.shape[-3] % key.shape[-3] == 0):
+        return f"{query.shape[-3]} heads of query and {key.shape[-3]} of key"
+    if not 1 <= query.shape[-1] <= 576 or not 1 <= value.shape[-1] <= 576:
+        return f"head size {query.shape[-1]} or {value.shape[-1]} is outside 1..576"
+    if attn_mask is not None and attn_mask.shape[-1] not in (key.shape[-2],):
+        return f"attn_mask has {attn_mask.shape[-1]} keys, key {key.shape[-2]}"
+    return None
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    fallback: bool = True,
+    layer: Layer | None = None,
+) -> torch.Tensor:
+    """As torch.nn.functional.scaled_dot_product_attention: is_causal aligns the first query with the first key.
+
+    What this cannot do (dropout, gradients, other devices and types) goes to the original, or raises with
+    fallback=False. `layer` keeps settings and calibration from call to call; without it, the layer of the module that is
+    running (`sparse(model)`), or none: then every call calibrates for itself with the default error.
+    """
+    obstacle = _obstacle(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if obstacle is None and is_causal and attn_mask is not None:
+        raise ValueError("attn_mask and is_causal=True exclude each other")
+    if obstacle is not None:
+        if not fallback:
+            raise NotImplementedError(f"sparge: {obstacle}")
+        return _original(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    shape = query.shape
+    if query.dim() > 4:
+        query, key, value = (t.flatten(0, -4) for t in (query, key, value))
+        if attn_mask is not None and attn_mask.dim() > 4:
+            attn_mask = attn_mask.expand(*shape[:-3], *attn_mask.shape[-3:]).flatten(0, -4)
+    if layer is None:
+        layer = current_layer()
+    out = attend(
+        query, key, value, mask=attn_mask, causal=is_causal, query_offset=0, scale=scale, layer=layer
+    )
+    return out if len(shape) <= 4 else out.unflatten(0, shape[:-3])
+
+
+# ------------------------------------------------------------------ rerouting
+
+
+class _Running(threading.local):
+    """The layers of the modules that are running in this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+
+
+_running = _Running()
+
+
+def current_layer() -> Layer | None:
+    """Of the module that is running, else the one of `patch`, else none."""
+    return _running.layers[-1] if _running.layers else (_patches[-1] if _patches else None)
+
+
+@torch.compiler.disable
+def _enter(layer: Layer) -> None:
+    _running.layers.append(layer)
+
+
+@torch.compiler.disable
+def _leave(layer: Layer) -> None:
+    if _running.layers and _running.layers[-1] is layer:
+        _running.layers.pop()
+
+
+@contextlib.contextmanager
+def tracked(model: torch.nn.Module, settings: Settings) -> Iterator[dict[str, Layer]]:
+    """While open, `current_layer` is that of the innermost module that is running. Gives the layers by module name."""
+    layers = {name: Layer(name, settings) for name, _ in model.named_modules()}
+    hooks = []
+    try:
+        for name, module in model.named_modules():
+            layer = layers[name]
+            hooks.append(module.register_forward_pre_hook(lambda *_, layer=layer: _enter(layer)))
+            hooks.append(module.register_forward_hook(lambda *_, layer=layer: _leave(layer), always_call=True))
+        yield layers
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+_patches: list[Layer] = []  # one per patch in force
+_patch_lock = threading.Lock()
+
+
+def patch(**settings: Any) -> None:
+    """From now on, F.scaled_dot_product_attention is ours where it can be, with these `Settings`; for the whole process,
+    until `unpatch`. Calls are not told apart by layer, so each one calibrates for itself; see `sparse(model)`."""
+    layer = Layer("patch", Settings(**settings), remembers=False)
+    with _patch_lock:
+        _patches.append(layer)
+        F.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[assignment]
+
+
+def unpatch() -> None:
+    """Undoes the last `patch`."""
+    with _patch_lock:
+        if not _patches:
+            raise RuntimeError("unpatch without patch")
+        _patches.pop()
+        if not _patches:
+            F.scaled_dot_product_attention = _original
+
+
+@contextlib.contextmanager
+def sparse(model: torch.nn.Module | None = None, **settings: Any) -> Iterator[dict[str, Layer]]:
+    """While open, F.scaled_dot_product_attention is ours where it can be; **settings are those of sparge.torch.Settings.
+
+    With a model, each of its modules that attends has a Layer with a calibration of its own. Gives the layers by module
+    name; `summary(layers.values())` prints what they did.
+    """
+    patch(**settings)
+    try:
+        with contextlib.nullcontext({"": _patches[-1]}) if model is None else tracked(model, Settings(**settings)) as layers:
+            yield layers
+    finally:
+        unpatch()
