@@ -13,6 +13,9 @@ from ._attention import Precision, Stats
 from ._calibration import Calibration
 from ._presets import Preset
 
+# Fewer queries than half a block (decoding): nothing to skip, and packing all keys would cost more than attending.
+_FEW_QUERIES = 64
+
 _handles = itertools.count(1)
 _by_handle: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
 
@@ -112,17 +115,20 @@ class Layer:
     def calibrations(self) -> list[Calibration]:
         return list(self._calibrations.values())
 
-    def options(self, q_heads: int, kv_heads: int, qk_dim: int, v_dim: int, causal: bool) -> dict[str, Any]:
+    def options(
+        self, queries: int, q_heads: int, kv_heads: int, qk_dim: int, v_dim: int, causal: bool
+    ) -> dict[str, Any]:
         """How exact, as options of sparge.attention."""
         s = self.settings
+        dense = self.dense or queries < _FEW_QUERIES
         precision = {} if s.precision is None else {"precision": s.precision}
         if isinstance(s.preset, Preset):
             entry = s.preset.layer(self.name)
             entry.check(q_heads, kv_heads, qk_dim, v_dim, causal)
-            return {**entry.options, **precision, **({"select": "all", "pv_skip": "off"} if self.dense else {})}
+            return {**entry.options, **precision, **({"select": "all", "pv_skip": "off"} if dense else {})}
         if s.target_l1 == 0:
             return {"target_l1": 0.0, **precision}
-        if self.dense:
+        if dense:
             return {"select": "all", "pv_skip": "off", **precision}
         if not self.remembers:
             return {"target_l1": s.target_l1, "pv_l1": s.pv_l1, "round_l1": s.round_l1, "seed": s.seed, **precision}

@@ -29,13 +29,15 @@ _library.define(
     "float softcap, Tensor? sinks, bool nhd, int[]? grid, int layer) -> Tensor"
 )
 
+_nobody = Layer("nobody", remembers=False)  # handle 0
+
 
 def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, sinks, nhd, grid, layer):  # type: ignore[no-untyped-def]
     heads = -2 if nhd else -3
     options: dict[str, Any] = {"scale": scale, "threads": torch.get_num_threads()}
-    known = by_handle(layer)
-    if known is not None:
-        options.update(known.options(q.shape[heads], k.shape[heads], q.shape[-1], v.shape[-1], causal))
+    known = by_handle(layer) or _nobody
+    tokens = -3 if nhd else -2
+    options.update(known.options(q.shape[tokens], q.shape[heads], k.shape[heads], q.shape[-1], v.shape[-1], causal))
     if nhd:
         options["layout"] = "NHD"
     if causal:
@@ -58,8 +60,8 @@ def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, 
         options["mask"] = _arrays.torch_view(mask)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     view = _arrays.torch_view
-    stats = _core.attention(view(q), view(k), view(v), view(out), None, known is not None, options)
-    if known is not None and stats is not None:
+    stats = _core.attention(view(q), view(k), view(v), view(out), None, known is not _nobody, options)
+    if stats is not None:
         known.record(Stats(**stats.fields()))
     return out
 
@@ -127,9 +129,9 @@ def _obstacle(
             return f"{name} is a nested tensor"
     if query.dtype not in _FLOATS or key.dtype not in _FLOATS or value.dtype not in _FLOATS:
         return f"dtype {query.dtype} is none of float32, float16, bfloat16"
-    if query.dim() < 2 or query.shape[:-3] != key.shape[:-3] or key.shape[:-2] != value.shape[:-2]:
+    if query.dim() < 3 or query.shape[:-3] != key.shape[:-3] or key.shape[:-2] != value.shape[:-2]:
         return f"shapes {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)} are not those of one batch"
-    if query.dim() > 2 and query.shape[-3] != key.shape[-3] and not (enable_gqa and query.shape[-3] % key.shape[-3] == 0):
+    if query.shape[-3] != key.shape[-3] and not (enable_gqa and query.shape[-3] % key.shape[-3] == 0):
         return f"{query.shape[-3]} heads of query and {key.shape[-3]} of key"
     if not 1 <= query.shape[-1] <= 576 or not 1 <= value.shape[-1] <= 576:
         return f"head size {query.shape[-1]} or {value.shape[-1]} is outside 1..576"
