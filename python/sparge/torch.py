@@ -96,7 +96,10 @@ def attend(
         query_offset = k.shape[tokens] - q.shape[tokens]
     if layer is not None and layer.watchers:
         for watcher in layer.watchers:
-            watcher(layer, q, k, v, mask=mask, causal=causal, scale=scale, nhd=nhd, grid=grid)
+            watcher(
+                layer, q, k, v, mask=mask, causal=causal, query_offset=query_offset, window=window, scale=scale,
+                softcap=softcap, sinks=sinks, nhd=nhd, grid=grid,
+            )  # fmt: skip
     return torch.ops.sparge.attention.default(
         q, k, v, mask, causal, query_offset, window, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap,
         sinks, nhd, grid, 0 if layer is None else layer.handle,
@@ -211,7 +214,8 @@ def _leave(layer: Layer) -> None:
 @contextlib.contextmanager
 def tracked(model: torch.nn.Module, settings: Settings) -> Iterator[dict[str, Layer]]:
     """While open, `current_layer` is that of the innermost module that is running. Gives the layers by module name."""
-    layers = {name: Layer(name, settings) for name, _ in model.named_modules()}
+    # The model itself has no name, and presets need one.
+    layers = {name: Layer(name or type(model).__name__, settings) for name, _ in model.named_modules()}
     hooks = []
     try:
         for name, module in model.named_modules():
