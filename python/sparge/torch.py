@@ -14,6 +14,7 @@ from typing import Any, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _arrays, _core
 from ._attention import Stats
@@ -162,6 +163,9 @@ def scaled_dot_product_attention(
     fallback=False. `layer` keeps settings and calibration from call to call; without it, the layer of the module that is
     running (`sparse(model)`), or none: then every call calibrates for itself with the default error.
     """
+    if layer is None and has_torch_function_variadic(query, key, value):  # as PyTorch's functions: others may intervene
+        arguments = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return handle_torch_function(scaled_dot_product_attention, arguments[:3], *arguments, fallback=fallback)
     obstacle = _obstacle(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if obstacle is None and is_causal and attn_mask is not None:
         raise ValueError("attn_mask and is_causal=True exclude each other")
