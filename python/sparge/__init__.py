@@ -9,10 +9,17 @@ NumPy only.
 from __future__ import annotations
 
 import os as _os
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import _core
 from ._attention import Options, Stats, attention, calibrate, merge, predict, reference, token_order
 from ._calibration import Calibration, HeadEstimate
+
+if _TYPE_CHECKING:
+    from ._capture import capture
+    from ._presets import Preset
+    from ._report import report
+    from ._tune import tune
 
 __version__: str = _core.version()
 
@@ -20,17 +27,33 @@ __all__ = [
     "Calibration",
     "HeadEstimate",
     "Options",
+    "Preset",
     "Stats",
     "attention",
     "calibrate",
+    "capture",
     "get_num_threads",
     "isas",
     "merge",
     "predict",
     "reference",
+    "report",
     "set_num_threads",
     "token_order",
+    "tune",
 ]
+
+_LATER = {"Preset": "_presets", "capture": "_capture", "report": "_report", "tune": "_tune"}
+
+
+def __getattr__(name: str) -> object:
+    """What not every program needs is imported when it is first used."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    globals()[name] = found = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+    return found
 
 
 def set_num_threads(threads: int) -> None:

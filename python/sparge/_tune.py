@@ -1,0 +1,159 @@
+"""sparge.tune: from a model, inputs and error bounds to a preset, in one call."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Union
+
+from ._capture import Capture, CaptureWarning, Layers
+from ._command import Bar, run
+from ._presets import Preset
+
+if TYPE_CHECKING:
+    import torch
+
+_SMALLEST_BOUND = 1e-6  # of the command line: below the error of fp32 itself
+_SMALL_SHARE = 0.5  # of the free room: a recording that is expected to take less needs no word
+
+
+def tune(
+    model: torch.nn.Module | None,
+    inputs: Iterable[Any] | None,
+    l1: float = 0.05,
+    l2: float | None = None,
+    round_l1: float | None = None,
+    out: Union[str, os.PathLike[str]] = "preset.json",
+    *,
+    captures: Union[str, os.PathLike[str], None] = None,
+    seed: int = 0,
+    layers: Layers = None,
+    max_samples: int | None = None,
+    restart: bool = False,
+    threads: int | None = None,
+    progress: bool = True,
+    **recording: Any,
+) -> Preset:
+    """Finds the fastest parameters of each layer and head of `model` within error bounds, and writes them to `out`.
+
+    The model runs on each of `inputs` (a mapping is passed as keyword arguments, a tuple as arguments, anything else as
+    one argument) while its attention is recorded; then `sparge tune` (docs/tuning.md) measures. Interrupted, the same call
+    continues: layers that are finished are kept in `out` + ".partial".
+
+    l1          relative L1 per head that selecting tiles may cost
+    l2          the same with PV skip; default 1.2 l1
+    round_l1    relative L1 of 8-bit arithmetic beyond which a head takes 16 bits; default 0.05
+    captures    keep the recording in this folder. If it is there already, it is used as it is and the model does not run:
+                model and inputs may then be None. Default: a temporary folder
+    seed        of sampled rows and held-out samples
+    layers, max_samples, min_tokens, every, dtype   what is recorded: see sparge.capture
+    restart     do not continue what an earlier call began
+    threads     default all
+    progress    show a bar, if tqdm is installed
+    """
+    out = Path(out)
+    bounds = {"--l1": l1, "--l2": l2, "--round-l1": round_l1}
+    _check(bounds, out)
+    if threads is None and model is not None:
+        import torch
+
+        threads = torch.get_num_threads()
+    arguments = ["--seed", str(seed), *(["--restart"] if restart else []), "-o", str(out), "--json"]
+    for flag, value in {**bounds, "--threads": threads}.items():
+        if value is not None:
+            arguments += [flag, repr(value)]
+    options = {"layers": layers, "max_samples": max_samples, **recording}
+    with tempfile.TemporaryDirectory(prefix="sparge-captures-") as temporary, Bar("recording", _count(inputs), progress) as bar:
+        folder = Path(temporary) / "captures" if captures is None else Path(captures)
+        _record_once(model, inputs, folder, options, bar)
+        bar.restart("tuning")
+        run(["tune", str(folder), *arguments], bar)
+        bar.finish()
+    return Preset.read(out)
+
+
+def _check(bounds: Mapping[str, float | None], out: Path) -> None:
+    """Before the model runs, what the command line would only refuse afterwards."""
+    for flag, value in bounds.items():
+        if value is not None and not _SMALLEST_BOUND <= value <= 1:
+            raise ValueError(f"{flag[2:].replace('-', '_')}={value} is outside {_SMALLEST_BOUND:g}..1")
+    l1, l2 = bounds["--l1"], bounds["--l2"]
+    if l2 is not None and l1 is not None and l2 < l1:
+        raise ValueError(f"l2={l2} is smaller than l1={l1}: PV skip adds to the error of the selection")
+    if out.suffix != ".json":
+        raise ValueError(f"out={str(out)!r} does not end in .json")
+    if not out.absolute().parent.is_dir():
+        raise FileNotFoundError(2, "the folder of out does not exist", str(out))
+
+
+def _count(inputs: Iterable[Any] | None) -> int | None:
+    try:
+        return len(inputs)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _record_once(
+    model: torch.nn.Module | None, inputs: Iterable[Any] | None, folder: Path, options: Mapping[str, Any], bar: Bar
+) -> None:
+    """Fills `folder`, unless it is full: it gets its name when it is complete, so that it is never half a recording."""
+    if folder.is_dir() and any(folder.iterdir()):
+        if inputs is not None:
+            warnings.warn(
+                f"{folder} exists: its captures are used, and the model does not run; delete it to record anew",
+                CaptureWarning,
+                stacklevel=3,
+            )
+        return
+    if model is None or inputs is None:
+        raise ValueError(f"model and inputs are needed: there are no captures in captures={str(folder)!r}")
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        recorded = _record(model, inputs, Capture(model, unfinished, **options), bar)
+        if recorded.files == 0:
+            reasons = "; ".join(f"{layer}: {reason}" for layer, reason in list(recorded.skipped.items())[:3])
+            raise ValueError(f"nothing was captured of {type(model).__name__}" + (f" ({reasons})" if reasons else ""))
+        if folder.is_dir():
+            folder.rmdir()
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _record(model: torch.nn.Module, inputs: Iterable[Any], recording: Capture, bar: Bar) -> Capture:
+    import torch
+
+    total = _count(inputs)
+    with recording, torch.inference_mode():
+        for number, value in enumerate(inputs, 1):
+            if isinstance(value, Mapping):
+                model(**value)
+            elif isinstance(value, tuple):
+                model(*value)
+            else:
+                model(value)
+            bar.at(number)
+            if recording.full:
+                break
+            if number == 1 and total is not None:
+                _warn_of_size(recording, total - 1)
+    return recording
+
+
+def _warn_of_size(recording: Capture, passes: int) -> None:
+    """After the first of several inputs of about the same size."""
+    expected = recording.bytes * passes / recording.every
+    if recording.max_samples is not None:
+        expected = min(expected, recording.bytes * (recording.max_samples / max(recording.samples, 1) - 1))
+    free = shutil.disk_usage(recording.folder).free
+    if expected > _SMALL_SHARE * free or expected > recording.MANY_BYTES:
+        warnings.warn(
+            f"the recording will take about {expected / 1e9:.1f} GB more in {recording.folder} ({free / 1e9:.1f} GB are "
+            "free); layers=, max_samples= and every= make it less, captures= puts it elsewhere",
+            CaptureWarning,
+            stacklevel=5,
+        )
