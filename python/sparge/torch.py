@@ -172,7 +172,7 @@ def scaled_dot_product_attention(
     if obstacle is not None:
         if not fallback:
             raise NotImplementedError(f"sparge: {obstacle}")
-        return _original(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     shape = query.shape
     if query.dim() > 4:
         query, key, value = (t.flatten(0, -4) for t in (query, key, value))

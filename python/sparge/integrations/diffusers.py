@@ -165,9 +165,10 @@ def _backend(
         raise ValueError(f"attention backend {_NAME!r} does not support {what}")
     if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
         attn_mask = attn_mask[:, None, None]  # per batch and key, as in diffusers' native backend
-    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    arguments = (q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return _attend(lambda: _torch._original(*arguments), _running.run, *arguments).transpose(1, 2)
+    arguments = (*(t.transpose(1, 2) for t in (query, key, value)), attn_mask, dropout_p, is_causal)
+    others = {"scale": scale, "enable_gqa": enable_gqa}
+    out = _attend(lambda: _torch._original(*arguments, **others), _running.run, *arguments, **others)
+    return out.transpose(1, 2)
 
 
 def _member() -> Any:
