@@ -1,0 +1,431 @@
+"""sparge.capture: what is written is what the model attended with, and what cannot be written is skipped aloud."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+import sparge  # noqa: E402
+import sparge.torch  # noqa: E402
+from sparge import _program  # noqa: E402
+from sparge._capture import CaptureWarning  # noqa: E402
+from sparge._plain import Call, Inexpressible, plain  # noqa: E402
+
+HEADS, DIM, TOKENS = 2, 32, 300
+# fp16 has 11 bits: each of q, k and v is off by at most 2^-11 of itself, and so is, at first order, an average of values;
+# scores of order 1 shift weights by a few times that.
+FP16 = 4e-3
+
+
+class Attention(torch.nn.Module):
+    """Self-attention that remembers what it computed."""
+
+    def __init__(self, causal: bool = True, **options: Any) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(HEADS * DIM, 3 * HEADS * DIM)
+        self.causal = causal
+        self.options = options
+        self.results: list[Any] = []
+
+    def forward(self, x: Any, mask: Any = None) -> Any:
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(x).view(batch, tokens, 3, HEADS, DIM).permute(2, 0, 3, 1, 4)
+        causal = self.causal and mask is None
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, **self.options)
+        self.results.append(out)
+        return out.transpose(1, 2).reshape(batch, tokens, width)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Attention(causal=True)
+        self.second = Attention(causal=False, scale=0.3)
+
+    def forward(self, x: Any, mask: Any = None) -> Any:
+        return self.second(x + self.first(x, mask))
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    torch.manual_seed(1)
+    with torch.inference_mode():
+        yield
+
+
+def tokens(batch: int = 1, count: int = TOKENS) -> Any:
+    return torch.randn(batch, count, HEADS * DIM)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tensors and metadata, by the format's own reader."""
+    safetensors = pytest.importorskip("safetensors")
+    with safetensors.safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+
+
+def recompute(path: Path) -> Any:
+    t, metadata = read(path)
+    q, k, v = (t[name].float() for name in "qkv")
+    causal = metadata["causal"] == "true"
+    return F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=causal, scale=float(metadata["scale"]), enable_gqa=True)[0]
+
+
+def accepts(folder: Path) -> None:
+    """The command line reads every file and finds it as exact as its arithmetic is."""
+    done = subprocess.run([_program.path(), "check", folder, "--precision", "fp32", "--select", "all", "--max-l1", "1e-3"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def test_holds_what_the_model_attended_with(tmp_path: Path) -> None:
+    model = Model()
+    with sparge.capture(model, tmp_path / "c") as captured:
+        model(tokens())
+        model(tokens(batch=2))
+    assert names(captured.folder) == [f"{layer}/{s}.safetensors" for layer in ("first", "second") for s in ("0000", "0001-0", "0001-1")]
+    assert captured.files == 6
+    assert captured.bytes == sum(path.stat().st_size for path in captured.folder.rglob("*.safetensors"))
+    for layer in (model.first, model.second):
+        name = "first" if layer is model.first else "second"
+        for sample, wanted in (("0000", layer.results[0][0]), ("0001-0", layer.results[1][0]), ("0001-1", layer.results[1][1])):
+            torch.testing.assert_close(recompute(captured.folder / name / f"{sample}.safetensors"), wanted, rtol=FP16, atol=FP16)
+    assert read(captured.folder / "second/0000.safetensors")[1] == {"causal": "false", "scale": "0.3"}
+    accepts(captured.folder)
+
+
+def test_is_exact_with_float32(tmp_path: Path) -> None:
+    model = Model()
+    with sparge.capture(model, tmp_path, dtype="float32"):
+        model(tokens())
+    # The same fp32 numbers, summed in another order.
+    torch.testing.assert_close(recompute(tmp_path / "first/0000.safetensors"), model.first.results[0][0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor", "stored"),
+    [
+        (torch.float32, 1, torch.float16),
+        (torch.bfloat16, 1, torch.float16),
+        (torch.float32, 1e6, torch.float32),
+        (torch.bfloat16, 1e6, torch.bfloat16),
+        (torch.float32, 1e-6, torch.float32),  # fp16 has no bits left there
+    ],
+)
+def test_type_is_half_where_values_fit(tmp_path: Path, dtype: Any, factor: float, stored: Any) -> None:
+    layer = sparge.torch.Layer("x", sparge.torch.Settings(target_l1=0))
+
+    class Direct(torch.nn.Module):
+        def forward(self, q: Any) -> Any:
+            return F.scaled_dot_product_attention(q, q, q * factor)
+
+    model = Direct()
+    with sparge.capture(model, tmp_path):
+        model(torch.randn(1, HEADS, TOKENS, DIM, dtype=dtype))
+    (path,) = tmp_path.rglob("*.safetensors")
+    assert path.parent.name == "Direct"  # the model itself attends
+    assert read(path)[0]["v"].dtype == stored
+    assert layer.totals.calls == 0
+
+
+def test_counts_go_on_and_can_be_limited(tmp_path: Path) -> None:
+    model = Model()
+    for _ in range(2):
+        with sparge.capture(model, tmp_path, sample="text-", layers=["second"]):
+            model(tokens())
+            model(tokens(count=100))  # too short
+            model(tokens())
+    with sparge.capture(model, tmp_path, layers=lambda name: name == "first", max_samples=3, every=2) as captured:
+        for _ in range(5):
+            model(tokens())
+        model(tokens(batch=4))
+    assert captured.full
+    assert names(tmp_path) == ["first/0000.safetensors", "first/0001.safetensors", "first/0002.safetensors"] + [
+        f"second/text-{i:04d}.safetensors" for i in range(4)
+    ]
+
+
+def test_grid_and_text_are_written_down(tmp_path: Path) -> None:
+    class Video(torch.nn.Module):
+        def forward(self, x: Any, grid: list[int]) -> Any:
+            return sparge.torch.attend(x, x, x, nhd=True, grid=grid, layer=sparge.torch.current_layer())
+
+    model = Video()
+    with sparge.capture(model, tmp_path):
+        model(torch.randn(1, 4 * 8 * 9, HEADS, DIM), [4, 8, 9, 0, 0])
+        model(torch.randn(1, 4 * 8 * 9 + 12, HEADS, DIM), [4, 8, 9, 12, 1])
+    metadata = [read(path)[1] for path in sorted(tmp_path.rglob("*.safetensors"))]
+    assert [m.get("grid") for m in metadata] == ["4,8,9", "4,8,9"]
+    assert [m.get("text_tokens") for m in metadata] == [None, "12,after"]
+    accepts(tmp_path)
+
+
+# ------------------------------------------------------------------ masks
+
+
+def call(**changes: Any) -> Call:
+    return Call(**{**dict(mask=None, causal=False, query_offset=0, window=0, softcap=0.0, sinks=None, grid=None), **changes})
+
+
+def test_masks_that_say_full_or_causal_are_understood() -> None:
+    triangle = torch.ones(8, 8, dtype=torch.bool).tril()
+    additive = torch.zeros(8, 8).masked_fill(~triangle, float("-inf"))
+    for mask in (triangle, additive, triangle[None, None].expand(1, HEADS, 8, 8)):
+        part = plain(call(mask=mask), 0, 8, 8)
+        assert (part.queries, part.keys, part.causal) == (slice(0, 8), slice(0, 8), True)
+    full = plain(call(mask=torch.ones(8, 10, dtype=torch.bool)), 0, 8, 10)
+    assert (full.queries, full.keys, full.causal) == (slice(0, 8), slice(0, 10), False)
+
+
+def test_padding_is_cut_off() -> None:
+    left, right = torch.ones(2, 1, 1, 8, dtype=torch.bool).unbind(0)
+    padding = torch.stack([left, right])
+    padding[0, ..., :3] = False
+    padding[1, ..., 6:] = False
+    for causal in (False, True):
+        for mask in (padding, padding.expand(2, 1, 8, 8)):
+            for item, span in enumerate((slice(3, 8), slice(0, 6))):
+                part = plain(call(mask=mask, causal=causal), item, 8, 8)
+                assert (part.queries, part.keys, part.causal) == (span, span, causal)
+    crossed = plain(call(mask=padding), 0, 5, 8)
+    assert (crossed.queries, crossed.keys) == (slice(0, 5), slice(3, 8))
+
+
+def test_chunks_end_with_the_last_key() -> None:
+    chunk = plain(call(causal=True, query_offset=6), 0, 4, 10)
+    assert (chunk.keys, chunk.causal) == (slice(0, 10), True)
+    unwritten = plain(call(causal=True, query_offset=0), 0, 4, 10)  # PyTorch's is_causal: the first query sees one key
+    assert (unwritten.keys, unwritten.causal) == (slice(0, 4), True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"softcap": 30.0}, "softcap 30"),
+        ({"sinks": torch.zeros(HEADS)}, "sink"),
+        ({"window": 4, "causal": True}, "window of 4"),
+        ({"mask": torch.randn(8, 8)}, "bias"),
+        ({"mask": torch.ones(8, 8).tril().triu(-3).bool()}, "neither full nor causal"),  # a window, written out
+        ({"mask": torch.ones(8, 8).tril(-1).bool(), "causal": True}, "neither full nor causal"),
+        ({"mask": torch.tensor([[1, 0, 1, 1, 1, 1, 1, 1]], dtype=torch.bool)}, "holes"),
+        ({"mask": torch.zeros(1, 8, dtype=torch.bool)}, "hides everything"),
+        ({"mask": torch.stack([torch.ones(8, 8).tril(), torch.ones(8, 8)])[None].bool()}, "between heads"),
+        ({"causal": True, "query_offset": 3}, "offset of 3"),
+        ({"mask": torch.ones(8, 8).tril().bool(), "grid": [1, 2, 4, 0, 0]}, "grid"),
+    ],
+)
+def test_what_cannot_be_expressed_says_why(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Inexpressible, match=reason):
+        plain(call(**changes), 0, 8, 8)
+
+
+def test_window_without_effect_is_none() -> None:
+    assert plain(call(window=8, causal=True), 0, 8, 8).causal
+
+
+def test_skipped_layers_are_named_once(tmp_path: Path) -> None:
+    model = Model()
+    bias = torch.randn(TOKENS, TOKENS)
+    with pytest.warns(CaptureWarning) as caught, sparge.capture(model, tmp_path) as captured:
+        model(tokens(), bias)
+        model(tokens(), bias)
+    assert [str(w.message) for w in caught] == ["layer first: not captured: a mask with values to add (a bias)"]
+    assert list(captured.skipped) == ["first"]
+    assert {path.parent.name for path in tmp_path.rglob("*.safetensors")} == {"second"}
+
+
+def test_padded_batch_gives_the_samples_without_padding(tmp_path: Path) -> None:
+    model = Model()
+    causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    mask = causal.repeat(2, 1, 1, 1)
+    mask[0, ..., :20] = False
+    with sparge.capture(model, tmp_path, layers="first"):
+        model(tokens(batch=2), mask)
+    shapes = [tuple(read(tmp_path / f"first/0000-{i}.safetensors")[0]["q"].shape) for i in range(2)]
+    assert shapes == [(HEADS, TOKENS - 20, DIM), (HEADS, TOKENS, DIM)]
+    torch.testing.assert_close(recompute(tmp_path / "first/0000-0.safetensors"), model.first.results[0][0][:, 20:], rtol=FP16, atol=FP16)
+
+
+def test_values_that_are_not_finite_are_skipped(tmp_path: Path) -> None:
+    model = Model()
+    x = tokens()
+    x[0, 7] = float("nan")
+    with pytest.warns(CaptureWarning, match="layer first: not captured: values of q that are not finite"):
+        with sparge.capture(model, tmp_path):
+            model(x)
+    assert names(tmp_path) == []
+
+
+def test_a_layer_of_two_kinds_keeps_the_first(tmp_path: Path) -> None:
+    model = Model()
+    with pytest.warns(CaptureWarning, match="layer first: not captured: .*one kind"), sparge.capture(model, tmp_path, layers="first"):
+        model(tokens())
+        model(tokens(), torch.ones(TOKENS, TOKENS, dtype=torch.bool))
+    assert names(tmp_path) == ["first/0000.safetensors"]
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+
+def hooks(model: Any) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_an_exception_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    model = Model()
+    original = F.scaled_dot_product_attention
+    with pytest.raises(RuntimeError, match="stop"), sparge.capture(model, tmp_path):
+        assert hooks(model) > 0
+        model(tokens())
+        raise RuntimeError("stop")
+    assert hooks(model) == 0
+    assert F.scaled_dot_product_attention is original
+    assert names(tmp_path) == ["first/0000.safetensors", "second/0000.safetensors"]
+
+
+def test_nothing_captured_is_said(tmp_path: Path) -> None:
+    with pytest.warns(CaptureWarning, match="1 calls had fewer than min_tokens=256"), sparge.capture(Model(), tmp_path) as captured:
+        captured._model.first(tokens(count=10))
+    with pytest.warns(CaptureWarning, match="no attention was seen"), sparge.capture(Model(), tmp_path):
+        pass
+
+
+def test_bad_arguments_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no frist; most like it: first"), sparge.capture(Model(), tmp_path, layers=["frist"]):
+        pass
+    with pytest.raises(ValueError, match="max_samples=0"):
+        sparge.capture(Model(), tmp_path, max_samples=0)
+    with pytest.raises(ValueError, match="dtype=int8"):
+        sparge.capture(Model(), tmp_path, dtype="int8")
+    with pytest.raises(ValueError, match="sample='a/b'"):
+        sparge.capture(Model(), tmp_path, sample="a/b")
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    model = Model()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"), sparge.capture(model, tmp_path / "file" / "captures"):
+        pass
+    assert hooks(model) == 0
+
+
+def test_full_disk_leaves_no_broken_file(tmp_path: Path) -> None:
+    model = Model()
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        # The file system says no in the middle of the file.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, old[1]))
+        with pytest.raises(OSError) as caught, sparge.capture(model, tmp_path):
+            model(tokens())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert caught.value.errno == errno.EFBIG
+    assert caught.value.filename == str(tmp_path / "first/0000.safetensors")
+    assert list(tmp_path.iterdir()) == []
+    assert hooks(model) == 0
+
+
+def test_much_data_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparge._capture.Capture, "MANY_BYTES", 200_000)
+    model = Model()
+    with pytest.warns(CaptureWarning, match="max_samples") as caught, sparge.capture(model, tmp_path):
+        for _ in range(3):
+            model(tokens())
+    assert len(caught) == 1
+
+
+def test_import_does_not_need_torch() -> None:
+    code = "import sys, sparge; sparge.capture, sparge.tune, sparge.report, sparge.Preset; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(Path(sparge.__file__).parents[1])})
+
+
+# ------------------------------------------------------------------ transformers
+
+
+def llama() -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def test_transformers_model_keeps_its_attention(tmp_path: Path) -> None:
+    model = llama()
+    ids = torch.randint(0, 50, (1, 600))
+    before = model(ids).logits
+    with sparge.capture(model, tmp_path) as captured:
+        during = model(ids, use_cache=False).logits
+        model.generate(ids[:, :300], max_new_tokens=3, do_sample=False)
+    # Exact attention in fp32, summed in another order.
+    torch.testing.assert_close(during, before, rtol=1e-3, atol=1e-4)
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(ids).logits, before)
+    assert captured.skipped == {}
+    # Decoding steps are too short: two samples of each layer.
+    assert names(tmp_path) == [f"model.layers.{i}.self_attn/{n:04d}.safetensors" for i in range(2) for n in range(2)]
+    tensors, metadata = read(tmp_path / "model.layers.1.self_attn/0000.safetensors")
+    assert [tuple(tensors[name].shape) for name in "qkv"] == [(4, 600, 16), (2, 600, 16), (2, 600, 16)]
+    assert metadata["causal"] == "true"
+    accepts(tmp_path)
+
+
+def test_transformers_padding_is_cut_off(tmp_path: Path) -> None:
+    model = llama()
+    ids = torch.randint(0, 50, (2, 400))
+    padding = torch.ones(2, 400, dtype=torch.long)
+    padding[0, :50] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CaptureWarning)
+        with sparge.capture(model, tmp_path):
+            model(ids, attention_mask=padding)
+    assert [read(tmp_path / f"model.layers.0.self_attn/0000-{i}.safetensors")[0]["k"].shape[1] for i in range(2)] == [350, 400]
+
+
+def test_transformers_layers_of_the_caller_stay(tmp_path: Path) -> None:
+    model = llama()
+    integration = pytest.importorskip("sparge.integrations.transformers")
+    integration.register()
+    model.set_attn_implementation("sparge")
+    mine = integration.configure(model, target_l1=0.03)
+    with pytest.raises(KeyError), sparge.capture(model, tmp_path):
+        assert integration.layers(model) != mine
+        raise KeyError
+    assert integration.layers(model) == mine
+    assert model.config._attn_implementation == "sparge"
+    assert all(layer.watchers == [] for layer in mine.values())
+
+
+def test_header_is_that_of_the_format(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    from sparge import _safetensors
+
+    path = tmp_path / "x.safetensors"
+    size = _safetensors.write(path, {"a": numpy.arange(6, dtype=numpy.float16).reshape(2, 3)}, {"why": "ünïcode"})
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    assert (size, length % 8) == (len(data), 0)
+    assert json.loads(data[8 : 8 + length])["a"] == {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}
+    assert read(path)[0]["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(TypeError, match="tensor b: dtype int64"):
+        _safetensors.write(path, {"b": numpy.arange(3)}, {})
+    assert path.read_bytes() == data
