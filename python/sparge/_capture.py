@@ -36,7 +36,7 @@ class Capture:
     While it is open, attention is exact. One forward pass is one sample, or one for each sequence of its batch; numbers go
     on after those that are in the folder. Calls that a capture cannot hold are skipped, with one warning per layer.
 
-    model       a torch.nn.Module; of transformers: keys and values as they are before they are repeated for query heads
+    model       a torch.nn.Module; for a pipeline of diffusers, its transformer
     folder      made if missing
     layers      names of modules, or a function of a name; default all that attend
     max_samples stop there; None = never
@@ -60,6 +60,8 @@ class Capture:
         dtype: DType | torch.dtype | None = None,
         sample: str = "",
     ) -> None:
+        if not hasattr(model, "named_modules"):
+            raise TypeError(f"model: {type(model).__name__} is no torch.nn.Module; of a pipeline, give pipe.transformer")
         for name, value in (("max_samples", max_samples), ("min_tokens", min_tokens), ("every", every)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is below 1")
@@ -322,10 +324,9 @@ def _exact_layers(model: torch.nn.Module) -> Iterator[dict[str, Layer]]:
 
     with contextlib.ExitStack() as stack:
         layers = None
-        if "transformers" in sys.modules:
-            layers = stack.enter_context(_transformers_layers(model))
-        if layers is None and "diffusers" in sys.modules:
-            layers = _diffusers_layers(model)
+        for library, of in (("transformers", _transformers_layers), ("diffusers", _diffusers_layers)):
+            if layers is None and library in sys.modules:
+                layers = stack.enter_context(of(model))
         if layers is None:
             layers = stack.enter_context(sparge_torch.sparse(model, target_l1=0))
         yield layers
@@ -372,8 +373,21 @@ def _configs(model: torch.nn.Module) -> list[Any]:
     return list(found.values())
 
 
-def _diffusers_layers(model: torch.nn.Module) -> dict[str, Layer] | None:
-    """Of a model of diffusers that runs on sparge already; None for others."""
-    from .integrations import diffusers as ours
+@contextlib.contextmanager
+def _diffusers_layers(model: torch.nn.Module) -> Iterator[dict[str, Layer] | None]:
+    """Of a model of diffusers, with its grid of tokens; as it is if it runs on sparge already. None for others."""
+    from diffusers import ModelMixin
 
-    return ours.layers(model) or None
+    from .integrations import diffusers as ours
+    from .integrations._grids import known_model
+
+    if not isinstance(model, ModelMixin):
+        yield None
+        return
+    for hook in model._forward_pre_hooks.values():  # by which it runs on sparge already
+        enabled = getattr(hook, "__self__", None)
+        if isinstance(enabled, ours.Enabled):
+            yield enabled._modules
+            return
+    with ours.enable(model, target_l1=0, hilbert=known_model(model) is not None) as enabled:
+        yield enabled._modules

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
 from collections import deque
-from typing import Any, Sequence
+from typing import Any, Sequence, Union
 
 from . import _program
 
@@ -67,6 +68,12 @@ def _stop(child: subprocess.Popen[str]) -> None:
     except BaseException:  # a second Ctrl-C does not wait, either
         child.kill()
         child.wait()
+
+
+def argument(path: Union[str, os.PathLike[str]]) -> str:
+    """A path that the command line does not take for a flag."""
+    text = os.fspath(path)
+    return os.path.join(os.curdir, text) if text.startswith("-") else text
 
 
 def run(arguments: Sequence[str], bar: Bar) -> str:

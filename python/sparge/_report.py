@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Iterable, Union
 
 from ._capture import Capture
-from ._command import Bar, run
+from ._command import Bar, argument, run
 from ._presets import Preset
 
 PathLike = Union[str, os.PathLike[str]]
@@ -71,10 +71,8 @@ def report(
         options["preset"] = preset.path if isinstance(preset, Preset) else preset
     keeper = tempfile.TemporaryDirectory(prefix="sparge-report-") if out is None else None
     path = Path(out if keeper is None else Path(keeper.name) / "report.html")
-    # After --, because a path may begin with a dash.
-    arguments = [*_flags(options), "-o", str(path), "--", *(os.fspath(p) for p in paths)]
     with Bar("measuring heads", show=progress) as bar:
-        run(["report", *arguments], bar)
+        run(["report", *map(argument, paths), *_flags(options), "-o", str(path)], bar)
         bar.finish()
     return Report(path, keeper)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Union
 
 from ._capture import Capture, CaptureWarning, Layers
-from ._command import Bar, run
+from ._command import Bar, argument, run
 from ._presets import Preset
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def tune(
         folder = Path(temporary) / "captures" if captures is None else Path(captures)
         _record_once(model, inputs, folder, options, bar)
         bar.restart("tuning")
-        run(["tune", str(folder), *arguments], bar)
+        run(["tune", argument(folder), *arguments], bar)
         bar.finish()
     return Preset.read(out)
 

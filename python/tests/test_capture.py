@@ -269,7 +269,7 @@ def test_values_that_are_not_finite_are_skipped(tmp_path: Path) -> None:
     x = tokens()
     x[0, 7] = float("nan")
     with pytest.warns(CaptureWarning, match="layer first: not captured: values of q that are not finite"):
-        with sparge.capture(model, tmp_path):
+        with sparge.capture(model, tmp_path, layers="first"):
             model(x)
     assert names(tmp_path) == []
 
@@ -413,6 +413,51 @@ def test_transformers_layers_of_the_caller_stay(tmp_path: Path) -> None:
     assert integration.layers(model) == mine
     assert model.config._attn_implementation == "sparge"
     assert all(layer.watchers == [] for layer in mine.values())
+
+
+# ------------------------------------------------------------------ diffusers
+
+
+def video() -> tuple[Any, dict[str, Any]]:
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.CogVideoXTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, time_embed_dim=2, text_embed_dim=8,
+        num_layers=1, sample_width=24, sample_height=16, sample_frames=9, patch_size=2, max_text_seq_length=10,
+    )  # fmt: skip
+    x, text = torch.randn(1, 3, 4, 16, 24), torch.randn(1, 10, 8)
+    return model.eval(), dict(hidden_states=x, encoder_hidden_states=text, timestep=torch.tensor([5]))
+
+
+def test_diffusers_model_has_its_grid(tmp_path: Path) -> None:
+    model, inputs = video()
+    before = model(**inputs).sample
+    with sparge.capture(model, tmp_path) as captured:
+        during = model(**inputs).sample
+    torch.testing.assert_close(during, before, rtol=1e-3, atol=1e-4)  # exact, in another order
+    assert captured.skipped == {}
+    assert names(tmp_path) == ["transformer_blocks.0.attn1/0000.safetensors"]
+    tensors, metadata = read(tmp_path / "transformer_blocks.0.attn1/0000.safetensors")
+    assert tuple(tensors["q"].shape) == (2, 10 + 3 * 8 * 12, 16)
+    assert (metadata["grid"], metadata["text_tokens"], metadata["causal"]) == ("3,8,12", "10", "false")
+    assert hooks(model) == 0
+    accepts(tmp_path)
+
+
+def test_diffusers_model_that_is_enabled_stays_so(tmp_path: Path) -> None:
+    model, inputs = video()
+    integration = pytest.importorskip("sparge.integrations.diffusers")
+    with integration.enable(model, target_l1=0.05) as enabled:
+        before = hooks(model)
+        with sparge.capture(model, tmp_path):
+            model(**inputs)
+        assert hooks(model) == before
+        assert enabled.layers["transformer_blocks.0.attn1"].totals.calls == 1
+    assert names(tmp_path) == ["transformer_blocks.0.attn1/0000.safetensors"]
+
+
+def test_pipelines_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="give pipe.transformer"):
+        sparge.capture(object(), tmp_path)  # type: ignore[arg-type]
 
 
 def test_header_is_that_of_the_format(tmp_path: Path) -> None:
