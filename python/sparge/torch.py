@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -216,13 +216,17 @@ def _leave(layer: Layer) -> None:
 
 
 @contextlib.contextmanager
-def tracked(model: torch.nn.Module, settings: Settings) -> Iterator[dict[str, Layer]]:
-    """While open, `current_layer` is that of the innermost module that is running. Gives the layers by module name."""
+def tracked(
+    model: torch.nn.Module, settings: Settings, attends: Callable[[torch.nn.Module], bool] = lambda module: True
+) -> Iterator[dict[str, Layer]]:
+    """While open, `current_layer` is that of the innermost module that is running, of those that may attend. Gives the
+    layers by module name."""
+    modules = {name: module for name, module in model.named_modules() if attends(module)}
     # The model itself has no name, and presets need one.
-    layers = {name: Layer(name or type(model).__name__, settings) for name, _ in model.named_modules()}
+    layers = {name: Layer(name or type(model).__name__, settings) for name in modules}
     hooks = []
     try:
-        for name, module in model.named_modules():
+        for name, module in modules.items():
             layer = layers[name]
             hooks.append(module.register_forward_pre_hook(lambda *_, layer=layer: _enter(layer)))
             hooks.append(module.register_forward_hook(lambda *_, layer=layer: _leave(layer), always_call=True))

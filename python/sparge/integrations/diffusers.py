@@ -93,6 +93,7 @@ def _hides_nothing(mask: torch.Tensor) -> bool:
     return bool(mask.all()) if mask.dtype == torch.bool else not bool(mask.any())
 
 
+@torch.compiler.disable  # which layer is running is not to be made part of code that the blocks of a model share
 def _attend(
     original: Callable[[], torch.Tensor],
     run: _Run | None,
@@ -239,11 +240,11 @@ class Enabled:
         self._undo = contextlib.ExitStack()
         self._modules: dict[str, Layer] = {}
         with contextlib.ExitStack() as undo:
-            self._modules = undo.enter_context(_torch.tracked(transformer, settings))
+            self._modules = undo.enter_context(_torch.tracked(transformer, settings, _attending(transformer)))
             self._hook(undo)
             if _dispatch is not None:
                 _redirect_processors(transformer, undo)
-            transformer._sparge_enabled = True  # type: ignore[assignment]
+            transformer._sparge_enabled = self  # type: ignore[assignment]
             undo.callback(delattr, transformer, "_sparge_enabled")
             self._undo = undo.pop_all()
 
@@ -337,6 +338,14 @@ def _before_attention(module: torch.nn.Module, args: tuple[Any, ...], kwargs: di
     run.crossing = hidden.shape[1] if two and hidden.shape[1] == other.shape[1] else -1  # type: ignore[union-attr]
 
 
+def _attending(transformer: torch.nn.Module) -> Callable[[torch.nn.Module], bool]:
+    """Which modules attend: those with a processor; if there are none, any may. Each hook breaks a compiled graph, so
+    the others shall have none."""
+    if any(hasattr(module, "processor") for module in transformer.modules()):
+        return lambda module: module is transformer or hasattr(module, "processor")
+    return lambda module: True
+
+
 def _redirect_processors(transformer: torch.nn.Module, undo: contextlib.ExitStack) -> None:
     """Those that ask the dispatcher ask it for us, whatever backend is in force elsewhere."""
     member = _member()
@@ -374,7 +383,7 @@ def enable(
     """
     if not isinstance(transformer, torch.nn.Module):
         raise TypeError(f"transformer: {type(transformer).__name__} is no module; of a pipeline, give pipe.transformer")
-    if getattr(transformer, "_sparge_enabled", False):
+    if getattr(transformer, "_sparge_enabled", None) is not None:
         raise ValueError(f"transformer: this {type(transformer).__name__} is enabled already; disable() it first")
     if dense_steps < 0:
         raise ValueError(f"dense_steps={dense_steps} is below 0")
