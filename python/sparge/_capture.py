@@ -33,8 +33,9 @@ class CaptureWarning(UserWarning):
 class Capture:
     """`with sparge.capture(model, "captures/") as c: model(...)` writes captures/LAYER/SAMPLE.safetensors.
 
-    While it is open, attention is exact. One forward pass is one sample, or one for each sequence of its batch; numbers go
-    on after those that are in the folder. Calls that a capture cannot hold are skipped, with one warning per layer.
+    While it is open, attention is exact. One forward pass is one sample, or one for each sequence of its batch;
+    numbers go on after those that are in the folder. Calls that a capture cannot hold are skipped, with one warning per
+    layer.
 
     model       a torch.nn.Module; for a pipeline of diffusers, its transformer
     folder      made if missing
@@ -61,7 +62,7 @@ class Capture:
         sample: str = "",
     ) -> None:
         if not hasattr(model, "named_modules"):
-            raise TypeError(f"model: {type(model).__name__} is no torch.nn.Module; of a pipeline, give pipe.transformer")
+            raise TypeError(f"model: {type(model).__name__} is no module; of a pipeline, give pipe.transformer")
         for name, value in (("max_samples", max_samples), ("min_tokens", min_tokens), ("every", every)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is below 1")
@@ -96,7 +97,8 @@ class Capture:
         return self.max_samples is not None and self.samples >= self.max_samples
 
     def __repr__(self) -> str:
-        return f"<sparge.capture of {len(self._samples)} layers in {self.folder}: {self.files} files, {self.bytes / 1e6:.1f} MB>"
+        written = f"{self.files} files, {self.bytes / 1e6:.1f} MB"
+        return f"<sparge.capture of {len(self._samples)} layers in {self.folder}: {written}>"
 
     # ------------------------------------------------------------------ opening and closing
 
@@ -107,7 +109,7 @@ class Capture:
         self._passes.index = _first_free(self.folder, self._prefix)
         import torch
 
-        watcher = torch.compiler.disable(self._watch)  # compiled code calls it as it is
+        watcher = torch.compiler.disable(self._watch)  # type: ignore[no-untyped-call]
         with contextlib.ExitStack() as stack:
             layers = stack.enter_context(_exact_layers(self._model))
             for layer in _chosen(layers, self._layers):
@@ -122,10 +124,12 @@ class Capture:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._open.close()
         if self.files == 0 and kind is None and not self.skipped:
-            why = f"{self._short} calls had fewer than min_tokens={self._min_tokens} queries" if self._short else "no attention was seen"
+            why = "no attention was seen"
+            if self._short:
+                why = f"{self._short} calls had fewer than min_tokens={self._min_tokens} queries"
             warnings.warn(
-                f"{self.folder}: nothing was captured: {why} (gradients, other devices than the CPU and attention that is "
-                "not F.scaled_dot_product_attention are not seen)",
+                f"{self.folder}: nothing was captured: {why} (gradients, other devices than the CPU and attention that "
+                "is not F.scaled_dot_product_attention are not seen)",
                 CaptureWarning,
                 stacklevel=2,
             )
@@ -157,7 +161,9 @@ class Capture:
                 except Inexpressible as reason:
                     self._skip(layer.name, str(reason))
 
-    def _record(self, layer: str, name: str, qkv: tuple[Any, Any, Any], scale: float | None, call: Call, item: int) -> None:
+    def _record(
+        self, layer: str, name: str, qkv: tuple[Any, Any, Any], scale: float | None, call: Call, item: int
+    ) -> None:
         if not layer or "/" in layer or layer.startswith("."):
             raise Inexpressible("a name that cannot be that of a folder")
         q, k, v = qkv
@@ -169,8 +175,8 @@ class Capture:
         kind = (q.shape[0], k.shape[0], q.shape[2], v.shape[2], part.causal)
         if self._kinds.setdefault(layer, kind) != kind:
             raise Inexpressible(
-                f"(query heads, key heads, head size, value size, causal) = {kind}, after {self._kinds[layer]}: one layer of "
-                "a preset is of one kind"
+                f"(query heads, key heads, head size, value size, causal) = {kind}, after {self._kinds[layer]}: one "
+                "layer of a preset is of one kind"
             )
         tensors = {label: _stored(label, t, self._dtype) for label, t in (("q", q), ("k", k), ("v", v))}
         self._write(layer, name, tensors, _metadata(scale, q.shape[2], part, call))
@@ -178,7 +184,8 @@ class Capture:
     def _write(self, layer: str, name: str, tensors: dict[str, Any], metadata: dict[str, str]) -> None:
         size = sum(t.numel() * t.element_size() for t in tensors.values())
         if self.bytes < self.MANY_BYTES <= self.bytes + size:
-            self._warn(f"{self.folder}: more than {self.MANY_BYTES >> 30} GiB; layers=, max_samples= and every= make it less")
+            size_text = f"more than {self.MANY_BYTES / 2**30:.1f} GiB"
+            self._warn(f"{self.folder}: {size_text}; layers=, max_samples= and every= make it less")
         folder = self.folder / layer
         folder.mkdir(exist_ok=True)
         try:
@@ -235,8 +242,8 @@ class _Passes:
         self._seen, self._recorded = {}, False
 
     def place(self, layer: str) -> str | None:
-        """The name of this call's sample, None if it shall not be recorded. Outside of any forward pass (an encoder that
-        is called by itself) a layer that comes again begins a new one."""
+        """The name of this call's sample, None if it shall not be recorded. Outside of any forward pass (an encoder
+        that is called by itself) a layer that comes again begins a new one."""
         if self._inside == 0 and layer in self._seen:
             self._next()
         self._seen[layer] = again = self._seen.get(layer, 0) + 1
@@ -333,7 +340,7 @@ def _exact_layers(model: torch.nn.Module) -> Iterator[dict[str, Layer]]:
 
 
 @contextlib.contextmanager
-def _transformers_layers(model: torch.nn.Module) -> Iterator[dict[str, Layer] | None]:
+def _transformers_layers(model: Any) -> Iterator[dict[str, Layer] | None]:
     """Of a model of transformers, in its own interface for attention. None for others."""
     from .integrations import transformers as ours
 
@@ -363,10 +370,10 @@ def _transformers_layers(model: torch.nn.Module) -> Iterator[dict[str, Layer] | 
 def _configs(model: torch.nn.Module) -> list[Any]:
     """Of the model and of those inside it, each once."""
     found: dict[int, Any] = {}
-    waiting = [m.config for m in model.modules() if hasattr(getattr(m, "config", None), "_attn_implementation_internal")]
+    waiting: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     while waiting:
         config = waiting.pop()
-        if config is None or id(config) in found:
+        if id(config) in found or not hasattr(config, "_attn_implementation_internal"):
             continue
         found[id(config)] = config
         waiting.extend(getattr(config, key, None) for key in getattr(config, "sub_configs", {}))

@@ -77,15 +77,19 @@ def argument(path: Union[str, os.PathLike[str]]) -> str:
 
 
 def run(arguments: Sequence[str], bar: Bar) -> str:
-    """Runs `sparge ARGUMENTS` and returns what it printed. Raises CommandError unless it exits with 0; an exception that
-    arrives meanwhile (Ctrl-C) ends the child."""
+    """Runs `sparge ARGUMENTS` and returns what it printed. Raises CommandError unless it exits with 0; an exception
+    that arrives meanwhile (Ctrl-C) ends the child."""
     program = _program.path()
     said: deque[str] = deque(maxlen=20)
     # A file for stdout, because only one pipe can be read to its end line by line.
     with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
         try:
             child = subprocess.Popen(
-                [str(program), *arguments], stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE, encoding="utf-8"
+                [str(program), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
             )
         except OSError as error:
             raise CommandError(f"{program}: cannot be started: {error.strerror}") from None
@@ -103,7 +107,7 @@ def run(arguments: Sequence[str], bar: Bar) -> str:
                 _stop(child)
                 raise
         if code != 0:
-            ended = f"sparge {arguments[0]}: ended by signal {-code}" if code < 0 else f"sparge {arguments[0]}: exit code {code}"
-            raise CommandError(said[-1] if said and code > 0 else ended)
+            ended = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+            raise CommandError(said[-1] if said and code > 0 else f"sparge {arguments[0]}: {ended}")
         printed.seek(0)
         return printed.read()

@@ -70,7 +70,7 @@ def report(
     if preset is not None:
         options["preset"] = preset.path if isinstance(preset, Preset) else preset
     keeper = tempfile.TemporaryDirectory(prefix="sparge-report-") if out is None else None
-    path = Path(out if keeper is None else Path(keeper.name) / "report.html")
+    path = Path(keeper.name, "report.html") if keeper is not None else Path(out or "")
     with Bar("measuring heads", show=progress) as bar:
         run(["report", *map(argument, paths), *_flags(options), "-o", str(path)], bar)
         bar.finish()

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Tuple
 
 import numpy as np
 
@@ -31,20 +31,24 @@ def _elements(name: str, array: Any) -> tuple[str, memoryview]:
     return _DTYPES[dtype], raw.data
 
 
-def _header(tensors: Mapping[str, Any], parts: Mapping[str, tuple[str, memoryview]], metadata: Mapping[str, str]) -> bytes:
+_Part = Tuple[str, memoryview]  # type and elements
+
+
+def _header(tensors: Mapping[str, Any], parts: Mapping[str, _Part], metadata: Mapping[str, str]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
     for name, (dtype, raw) in parts.items():
-        entries[name] = {"dtype": dtype, "shape": list(tensors[name].shape), "data_offsets": [begin, begin + raw.nbytes]}
-        begin += raw.nbytes
+        end = begin + raw.nbytes
+        entries[name] = {"dtype": dtype, "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+        begin = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGN)
     return len(text).to_bytes(8, "little") + text
 
 
 def write(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> int:
-    """Writes PyTorch or NumPy tensors (float32, float16, bfloat16) and returns the size of the file, which appears whole or
-    not at all. OSError names the file."""
+    """Writes tensors of PyTorch or NumPy (float32, float16, bfloat16) and returns the size of the file, which appears
+    whole or not at all. OSError names the file."""
     parts = {name: _elements(name, tensor) for name, tensor in tensors.items()}
     header = _header(tensors, parts, metadata)
     # Beside the target, because a rename does not cross file systems; hidden, because readers search the folder.

@@ -40,14 +40,14 @@ def tune(
     """Finds the fastest parameters of each layer and head of `model` within error bounds, and writes them to `out`.
 
     The model runs on each of `inputs` (a mapping is passed as keyword arguments, a tuple as arguments, anything else as
-    one argument) while its attention is recorded; then `sparge tune` (docs/tuning.md) measures. Interrupted, the same call
-    continues: layers that are finished are kept in `out` + ".partial".
+    one argument) while its attention is recorded; then `sparge tune` (docs/tuning.md) measures. Interrupted, the same
+    call continues: layers that are finished are kept in `out` + ".partial".
 
     l1          relative L1 per head that selecting tiles may cost
     l2          the same with PV skip; default 1.2 l1
     round_l1    relative L1 of 8-bit arithmetic beyond which a head takes 16 bits; default 0.05
-    captures    keep the recording in this folder. If it is there already, it is used as it is and the model does not run:
-                model and inputs may then be None. Default: a temporary folder
+    captures    keep the recording in this folder. If it is there already, it is used as it is and the model does not
+                run: model and inputs may then be None. Default: a temporary folder
     seed        of sampled rows and held-out samples
     layers, max_samples, min_tokens, every, dtype   what is recorded: see sparge.capture
     restart     do not continue what an earlier call began
@@ -66,7 +66,8 @@ def tune(
         if value is not None:
             arguments += [flag, repr(value)]
     options = {"layers": layers, "max_samples": max_samples, **recording}
-    with tempfile.TemporaryDirectory(prefix="sparge-captures-") as temporary, Bar("recording", _count(inputs), progress) as bar:
+    bar = Bar("recording", _count(inputs), progress)
+    with tempfile.TemporaryDirectory(prefix="sparge-captures-") as temporary, bar:
         folder = Path(temporary) / "captures" if captures is None else Path(captures)
         _record_once(model, inputs, folder, options, bar)
         bar.restart("tuning")
@@ -152,8 +153,8 @@ def _warn_of_size(recording: Capture, passes: int) -> None:
     free = shutil.disk_usage(recording.folder).free
     if expected > _SMALL_SHARE * free or expected > recording.MANY_BYTES:
         warnings.warn(
-            f"the recording will take about {expected / 1e9:.1f} GB more in {recording.folder} ({free / 1e9:.1f} GB are "
-            "free); layers=, max_samples= and every= make it less, captures= puts it elsewhere",
+            f"the recording will take about {expected / 1e9:.1f} GB more in {recording.folder} ({free / 1e9:.1f} GB "
+            "are free); layers=, max_samples= and every= make it less, captures= puts it elsewhere",
             CaptureWarning,
             stacklevel=5,
         )

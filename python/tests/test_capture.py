@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any, Iterator
@@ -24,8 +26,8 @@ from sparge._capture import CaptureWarning  # noqa: E402
 from sparge._plain import Call, Inexpressible, plain  # noqa: E402
 
 HEADS, DIM, TOKENS = 2, 32, 300
-# fp16 has 11 bits: each of q, k and v is off by at most 2^-11 of itself, and so is, at first order, an average of values;
-# scores of order 1 shift weights by a few times that.
+# fp16 has 11 bits: each of q, k and v is off by at most 2^-11 of itself, and so is, at first order, an average of
+# values; scores of order 1 shift weights by a few times that.
 FP16 = 4e-3
 
 
@@ -80,12 +82,14 @@ def recompute(path: Path) -> Any:
     t, metadata = read(path)
     q, k, v = (t[name].float() for name in "qkv")
     causal = metadata["causal"] == "true"
-    return F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=causal, scale=float(metadata["scale"]), enable_gqa=True)[0]
+    scale = float(metadata["scale"])
+    return F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=causal, scale=scale, enable_gqa=True)[0]
 
 
 def accepts(folder: Path) -> None:
     """The command line reads every file and finds it as exact as its arithmetic is."""
-    done = subprocess.run([_program.path(), "check", folder, "--precision", "fp32", "--select", "all", "--max-l1", "1e-3"], capture_output=True, text=True)
+    exact = ["--precision", "fp32", "--select", "all", "--max-l1", "1e-3"]
+    done = subprocess.run([_program.path(), "check", folder, *exact], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -101,13 +105,14 @@ def test_holds_what_the_model_attended_with(tmp_path: Path) -> None:
     with sparge.capture(model, tmp_path / "c") as captured:
         model(tokens())
         model(tokens(batch=2))
-    assert names(captured.folder) == [f"{layer}/{s}.safetensors" for layer in ("first", "second") for s in ("0000", "0001-0", "0001-1")]
+    samples = ("0000", "0001-0", "0001-1")
+    assert names(captured.folder) == [f"{layer}/{s}.safetensors" for layer in ("first", "second") for s in samples]
     assert captured.files == 6
     assert captured.bytes == sum(path.stat().st_size for path in captured.folder.rglob("*.safetensors"))
-    for layer in (model.first, model.second):
-        name = "first" if layer is model.first else "second"
-        for sample, wanted in (("0000", layer.results[0][0]), ("0001-0", layer.results[1][0]), ("0001-1", layer.results[1][1])):
-            torch.testing.assert_close(recompute(captured.folder / name / f"{sample}.safetensors"), wanted, rtol=FP16, atol=FP16)
+    for name, layer in (("first", model.first), ("second", model.second)):
+        for sample, wanted in zip(samples, torch.cat(layer.results)):
+            found = recompute(captured.folder / name / f"{sample}.safetensors")
+            torch.testing.assert_close(found, wanted, rtol=FP16, atol=FP16)
     assert read(captured.folder / "second/0000.safetensors")[1] == {"causal": "false", "scale": "0.3"}
     accepts(captured.folder)
 
@@ -117,7 +122,8 @@ def test_is_exact_with_float32(tmp_path: Path) -> None:
     with sparge.capture(model, tmp_path, dtype="float32"):
         model(tokens())
     # The same fp32 numbers, summed in another order.
-    torch.testing.assert_close(recompute(tmp_path / "first/0000.safetensors"), model.first.results[0][0], rtol=1e-5, atol=1e-6)
+    found = recompute(tmp_path / "first/0000.safetensors")
+    torch.testing.assert_close(found, model.first.results[0][0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +188,8 @@ def test_grid_and_text_are_written_down(tmp_path: Path) -> None:
 
 
 def call(**changes: Any) -> Call:
-    return Call(**{**dict(mask=None, causal=False, query_offset=0, window=0, softcap=0.0, sinks=None, grid=None), **changes})
+    nothing = dict(mask=None, causal=False, query_offset=0, window=0, softcap=0.0, sinks=None, grid=None)
+    return Call(**{**nothing, **changes})
 
 
 def test_masks_that_say_full_or_causal_are_understood() -> None:
@@ -261,7 +268,8 @@ def test_padded_batch_gives_the_samples_without_padding(tmp_path: Path) -> None:
         model(tokens(batch=2), mask)
     shapes = [tuple(read(tmp_path / f"first/0000-{i}.safetensors")[0]["q"].shape) for i in range(2)]
     assert shapes == [(HEADS, TOKENS - 20, DIM), (HEADS, TOKENS, DIM)]
-    torch.testing.assert_close(recompute(tmp_path / "first/0000-0.safetensors"), model.first.results[0][0][:, 20:], rtol=FP16, atol=FP16)
+    found = recompute(tmp_path / "first/0000-0.safetensors")
+    torch.testing.assert_close(found, model.first.results[0][0][:, 20:], rtol=FP16, atol=FP16)
 
 
 def test_values_that_are_not_finite_are_skipped(tmp_path: Path) -> None:
@@ -276,7 +284,8 @@ def test_values_that_are_not_finite_are_skipped(tmp_path: Path) -> None:
 
 def test_a_layer_of_two_kinds_keeps_the_first(tmp_path: Path) -> None:
     model = Model()
-    with pytest.warns(CaptureWarning, match="layer first: not captured: .*one kind"), sparge.capture(model, tmp_path, layers="first"):
+    captured = sparge.capture(model, tmp_path, layers="first")
+    with pytest.warns(CaptureWarning, match="layer first: not captured: .*one kind"), captured:
         model(tokens())
         model(tokens(), torch.ones(TOKENS, TOKENS, dtype=torch.bool))
     assert names(tmp_path) == ["first/0000.safetensors"]
@@ -302,14 +311,16 @@ def test_an_exception_leaves_the_model_as_it_was(tmp_path: Path) -> None:
 
 
 def test_nothing_captured_is_said(tmp_path: Path) -> None:
-    with pytest.warns(CaptureWarning, match="1 calls had fewer than min_tokens=256"), sparge.capture(Model(), tmp_path) as captured:
-        captured._model.first(tokens(count=10))
+    model = Model()
+    with pytest.warns(CaptureWarning, match="1 calls had fewer than min_tokens=256"), sparge.capture(model, tmp_path):
+        model.first(tokens(count=10))
     with pytest.warns(CaptureWarning, match="no attention was seen"), sparge.capture(Model(), tmp_path):
         pass
 
 
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no frist; most like it: first"), sparge.capture(Model(), tmp_path, layers=["frist"]):
+    misspelt = sparge.capture(Model(), tmp_path, layers=["frist"])
+    with pytest.raises(ValueError, match="no frist; most like it: first"), misspelt:
         pass
     with pytest.raises(ValueError, match="max_samples=0"):
         sparge.capture(Model(), tmp_path, max_samples=0)
@@ -343,6 +354,31 @@ def test_full_disk_leaves_no_broken_file(tmp_path: Path) -> None:
     assert hooks(model) == 0
 
 
+def test_killed_half_way_leaves_whole_files(tmp_path: Path) -> None:
+    code = f"""
+import sys, torch, sparge
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_capture import Model, tokens
+model = Model()
+with torch.inference_mode(), sparge.capture(model, {str(tmp_path)!r}):
+    while True:
+        model(tokens())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(sparge.__file__).parents[1])}
+    child = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    try:
+        deadline = time.monotonic() + 60
+        while len(names(tmp_path)) < 20:
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.wait()
+    for path in tmp_path.rglob("*.safetensors"):
+        assert set(read(path)[0]) == {"q", "k", "v"}
+    accepts(tmp_path)
+
+
 def test_much_data_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparge._capture.Capture, "MANY_BYTES", 200_000)
     model = Model()
@@ -353,7 +389,7 @@ def test_much_data_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_import_does_not_need_torch() -> None:
-    code = "import sys, sparge; sparge.capture, sparge.tune, sparge.report, sparge.Preset; assert 'torch' not in sys.modules"
+    code = "import sys; from sparge import Preset, capture, report, tune; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(Path(sparge.__file__).parents[1])})
 
 
@@ -398,7 +434,8 @@ def test_transformers_padding_is_cut_off(tmp_path: Path) -> None:
         warnings.simplefilter("error", CaptureWarning)
         with sparge.capture(model, tmp_path):
             model(ids, attention_mask=padding)
-    assert [read(tmp_path / f"model.layers.0.self_attn/0000-{i}.safetensors")[0]["k"].shape[1] for i in range(2)] == [350, 400]
+    files = sorted((tmp_path / "model.layers.0.self_attn").iterdir())
+    assert [read(path)[0]["k"].shape[1] for path in files] == [350, 400]
 
 
 def test_transformers_layers_of_the_caller_stay(tmp_path: Path) -> None:

@@ -42,12 +42,13 @@ def model() -> Any:
 def test_gives_a_preset_for_the_modules_of_the_model(tmp_path: Path, model: Any) -> None:
     x = inputs()
     out = tmp_path / "preset.json"
-    preset = sparge.tune(model, [x[0], (x[1],), {"x": x[2]}], l1=0.04, l2=0.06, round_l1=0.03, seed=7, out=out, progress=False)
+    bounds = {"l1": 0.04, "l2": 0.06, "round_l1": 0.03}
+    preset = sparge.tune(model, [x[0], (x[1],), {"x": x[2]}], seed=7, out=out, progress=False, **bounds)
     assert isinstance(preset, sparge.Preset)
     assert sorted(preset.layers) == ["first", "second"]
     assert [preset.layers[name].causal for name in ("first", "second")] == [True, False]
     content = json.loads(out.read_text())
-    assert content["bounds"] == {"l1": 0.04, "l2": 0.06, "round_l1": 0.03}
+    assert content["bounds"] == bounds
     assert content["seed"] == 7
     first = content["layers"]["first"]
     assert sorted(first["samples"] + first["held_out"]) == ["0000", "0001", "0002"]
@@ -65,7 +66,8 @@ def test_same_call_same_file(tmp_path: Path, model: Any) -> None:
 
 def test_captures_are_kept_and_used_again(tmp_path: Path, model: Any) -> None:
     kept = tmp_path / "captures"
-    sparge.tune(model, inputs(), out=tmp_path / "a.json", captures=kept, layers=["first"], max_samples=2, progress=False)
+    some = {"layers": ["first"], "max_samples": 2}
+    sparge.tune(model, inputs(), out=tmp_path / "a.json", captures=kept, progress=False, **some)
     assert names(kept) == ["first/0000.safetensors", "first/0001.safetensors"]
     with pytest.warns(CaptureWarning, match="captures exists: .* the model does not run"):
         sparge.tune(model, inputs(1), out=tmp_path / "b.json", captures=kept, progress=False)
@@ -159,7 +161,8 @@ def test_nothing_to_tune_on(tmp_path: Path, model: Any) -> None:
 
 def test_a_model_that_fails_leaves_no_half_recording(tmp_path: Path, model: Any) -> None:
     with pytest.raises(RuntimeError, match="shape"):
-        sparge.tune(model, [*inputs(1), torch.zeros(1, TOKENS, 3)], out=tmp_path / "p.json", captures=tmp_path / "c", progress=False)
+        wrong = [*inputs(1), torch.zeros(1, TOKENS, 3)]
+        sparge.tune(model, wrong, out=tmp_path / "p.json", captures=tmp_path / "c", progress=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -196,22 +199,25 @@ sparge.tune(model, inputs(), out="preset.json", captures="captures", progress=Fa
 def start(folder: Path, program: Path | None = None) -> subprocess.Popen[str]:
     code = textwrap.dedent(INTERRUPTED.format(tests=str(Path(__file__).parent)))
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), **({"SPARGE_PROGRAM": str(program)} if program else {})}
-    return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_interrupted_ends_the_child_and_continues(tmp_path: Path, model: Any) -> None:
     """A program that tells its process number and then waits stands for one that is at work."""
     program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 60\n")
+    pid = tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\necho $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60\n")
     program.chmod(0o755)
     work = tmp_path / "work"
     work.mkdir()
     parent = start(work, program)
     deadline = time.monotonic() + 60
-    while not (tmp_path / "pid").exists():
+    while not pid.exists():
         assert parent.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
-    child = int((tmp_path / "pid").read_text())
+    child = int(pid.read_text())
     parent.send_signal(signal.SIGINT)
     _, said = parent.communicate(timeout=30)
     assert said.rstrip().endswith("KeyboardInterrupt")
@@ -236,14 +242,16 @@ def test_partial_file_is_continued(tmp_path: Path, model: Any) -> None:
         pytest.skip("tuning was over before it could be stopped")
     with pytest.raises(PresetError, match="not finished"):
         sparge.Preset.read(tmp_path / "stopped.json.partial")
-    sparge.tune(None, None, out=tmp_path / "stopped.json", captures=kept, progress=False)
+    # Recorded anew, to the same bits: else the program would refuse to mix.
+    sparge.tune(model, inputs(), out=tmp_path / "stopped.json", progress=False)
     assert json.loads((tmp_path / "stopped.json").read_text())["layers"] == content["layers"]
 
 
 def stop_after_first_layer(program: Path, captures: Path, folder: Path) -> bool:
     """Whether `sparge tune` could be ended between its first and its last layer."""
     partial = folder / "stopped.json.partial"
-    child = subprocess.Popen([program, "tune", captures, "-o", folder / "stopped.json", "--threads", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [program, "tune", captures, "-o", folder / "stopped.json", "--threads", "1"]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while child.poll() is None and not partial.exists():
         pass
     child.terminate()
