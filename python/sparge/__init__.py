@@ -16,7 +16,8 @@ from ._attention import Options, Stats, attention, calibrate, merge, predict, re
 from ._calibration import Calibration, HeadEstimate
 
 if _TYPE_CHECKING:
-    from ._capture import capture
+    from ._capture import CaptureWarning, capture
+    from ._command import CommandError
     from ._presets import Preset
     from ._report import report
     from ._tune import tune
@@ -25,6 +26,8 @@ __version__: str = _core.version()
 
 __all__ = [
     "Calibration",
+    "CaptureWarning",
+    "CommandError",
     "HeadEstimate",
     "Options",
     "Preset",
@@ -43,7 +46,14 @@ __all__ = [
     "tune",
 ]
 
-_LATER = {"Preset": "_presets", "capture": "_capture", "report": "_report", "tune": "_tune"}
+_LATER = {
+    "CaptureWarning": "_capture",
+    "CommandError": "_command",
+    "Preset": "_presets",
+    "capture": "_capture",
+    "report": "_report",
+    "tune": "_tune",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -22,7 +22,6 @@ import torch.nn.functional as F  # noqa: E402
 import sparge  # noqa: E402
 import sparge.torch  # noqa: E402
 from sparge import _program  # noqa: E402
-from sparge._capture import CaptureWarning  # noqa: E402
 from sparge._plain import Call, Inexpressible, plain  # noqa: E402
 
 HEADS, DIM, TOKENS = 2, 32, 300
@@ -251,7 +250,7 @@ def test_window_without_effect_is_none() -> None:
 def test_skipped_layers_are_named_once(tmp_path: Path) -> None:
     model = Model()
     bias = torch.randn(TOKENS, TOKENS)
-    with pytest.warns(CaptureWarning) as caught, sparge.capture(model, tmp_path) as captured:
+    with pytest.warns(sparge.CaptureWarning) as caught, sparge.capture(model, tmp_path) as captured:
         model(tokens(), bias)
         model(tokens(), bias)
     assert [str(w.message) for w in caught] == ["layer first: not captured: a mask with values to add (a bias)"]
@@ -276,7 +275,7 @@ def test_values_that_are_not_finite_are_skipped(tmp_path: Path) -> None:
     model = Model()
     x = tokens()
     x[0, 7] = float("nan")
-    with pytest.warns(CaptureWarning, match="layer first: not captured: values of q that are not finite"):
+    with pytest.warns(sparge.CaptureWarning, match="layer first: not captured: values of q that are not finite"):
         with sparge.capture(model, tmp_path, layers="first"):
             model(x)
     assert names(tmp_path) == []
@@ -285,7 +284,7 @@ def test_values_that_are_not_finite_are_skipped(tmp_path: Path) -> None:
 def test_a_layer_of_two_kinds_keeps_the_first(tmp_path: Path) -> None:
     model = Model()
     captured = sparge.capture(model, tmp_path, layers="first")
-    with pytest.warns(CaptureWarning, match="layer first: not captured: .*one kind"), captured:
+    with pytest.warns(sparge.CaptureWarning, match="layer first: not captured: .*one kind"), captured:
         model(tokens())
         model(tokens(), torch.ones(TOKENS, TOKENS, dtype=torch.bool))
     assert names(tmp_path) == ["first/0000.safetensors"]
@@ -312,9 +311,12 @@ def test_an_exception_leaves_the_model_as_it_was(tmp_path: Path) -> None:
 
 def test_nothing_captured_is_said(tmp_path: Path) -> None:
     model = Model()
-    with pytest.warns(CaptureWarning, match="1 calls had fewer than min_tokens=256"), sparge.capture(model, tmp_path):
+    with (
+        pytest.warns(sparge.CaptureWarning, match="1 calls had fewer than min_tokens=256"),
+        sparge.capture(model, tmp_path),
+    ):
         model.first(tokens(count=10))
-    with pytest.warns(CaptureWarning, match="no attention was seen"), sparge.capture(Model(), tmp_path):
+    with pytest.warns(sparge.CaptureWarning, match="no attention was seen"), sparge.capture(Model(), tmp_path):
         pass
 
 
@@ -382,7 +384,7 @@ with torch.inference_mode(), sparge.capture(model, {str(tmp_path)!r}):
 def test_much_data_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparge._capture.Capture, "MANY_BYTES", 200_000)
     model = Model()
-    with pytest.warns(CaptureWarning, match="max_samples") as caught, sparge.capture(model, tmp_path):
+    with pytest.warns(sparge.CaptureWarning, match="max_samples") as caught, sparge.capture(model, tmp_path):
         for _ in range(3):
             model(tokens())
     assert len(caught) == 1
@@ -431,7 +433,7 @@ def test_transformers_padding_is_cut_off(tmp_path: Path) -> None:
     padding = torch.ones(2, 400, dtype=torch.long)
     padding[0, :50] = 0
     with warnings.catch_warnings():
-        warnings.simplefilter("error", CaptureWarning)
+        warnings.simplefilter("error", sparge.CaptureWarning)
         with sparge.capture(model, tmp_path):
             model(ids, attention_mask=padding)
     files = sorted((tmp_path / "model.layers.0.self_attn").iterdir())

@@ -13,7 +13,6 @@ import pytest
 
 import sparge
 from sparge import _safetensors
-from sparge._command import CommandError
 from sparge._report import _flags
 
 
@@ -109,10 +108,10 @@ def test_options_become_flags() -> None:
 
 
 def test_errors_are_those_of_the_program(captures: Path, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="^sparge report: .*--tauu"):
+    with pytest.raises(sparge.CommandError, match="^sparge report: .*--tauu"):
         sparge.report(captures, tauu=1, progress=False)
-    with pytest.raises(CommandError, match="nothing"):
+    with pytest.raises(sparge.CommandError, match="nothing"):
         sparge.report(tmp_path / "nothing", progress=False)
-    with pytest.raises(CommandError, match="page.txt"):
+    with pytest.raises(sparge.CommandError, match="page.txt"):
         sparge.report(captures, out=tmp_path / "page.txt", progress=False)
     assert list(tmp_path.iterdir()) == []

@@ -19,8 +19,6 @@ torch = pytest.importorskip("torch")
 import sparge  # noqa: E402
 import sparge.torch  # noqa: E402
 from sparge import _command  # noqa: E402
-from sparge._capture import CaptureWarning  # noqa: E402
-from sparge._command import CommandError  # noqa: E402
 from sparge._presets import PresetError  # noqa: E402
 from test_capture import TOKENS, Model, names, tokens  # noqa: E402
 
@@ -69,7 +67,7 @@ def test_captures_are_kept_and_used_again(tmp_path: Path, model: Any) -> None:
     some = {"layers": ["first"], "max_samples": 2}
     sparge.tune(model, inputs(), out=tmp_path / "a.json", captures=kept, progress=False, **some)
     assert names(kept) == ["first/0000.safetensors", "first/0001.safetensors"]
-    with pytest.warns(CaptureWarning, match="captures exists: .* the model does not run"):
+    with pytest.warns(sparge.CaptureWarning, match="captures exists: .* the model does not run"):
         sparge.tune(model, inputs(1), out=tmp_path / "b.json", captures=kept, progress=False)
     sparge.tune(None, None, out=tmp_path / "c.json", captures=kept, progress=False)
     texts = {(tmp_path / name).read_text() for name in ("a.json", "b.json", "c.json")}
@@ -152,7 +150,7 @@ def test_missing_folder_of_the_preset(tmp_path: Path, model: Any) -> None:
 
 
 def test_nothing_to_tune_on(tmp_path: Path, model: Any) -> None:
-    with pytest.warns(CaptureWarning), pytest.raises(ValueError, match="nothing was captured of Model"):
+    with pytest.warns(sparge.CaptureWarning), pytest.raises(ValueError, match="nothing was captured of Model"):
         sparge.tune(model, [tokens(count=20)], out=tmp_path / "preset.json", captures=tmp_path / "c", progress=False)
     with pytest.raises(ValueError, match="no captures in captures=.*nothing"):
         sparge.tune(None, None, out=tmp_path / "preset.json", captures=tmp_path / "nothing", progress=False)
@@ -169,18 +167,18 @@ def test_a_model_that_fails_leaves_no_half_recording(tmp_path: Path, model: Any)
 def test_errors_of_the_program_are_its_own_line(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "preset.json"
     (tmp_path / "preset.json.partial").write_text("{}")
-    with pytest.raises(CommandError, match=r"^sparge tune: .*preset.json.partial.*--restart to begin anew$"):
+    with pytest.raises(sparge.CommandError, match=r"^sparge tune: .*preset.json.partial.*--restart to begin anew$"):
         sparge.tune(model, inputs(1), out=out, progress=False)
     sparge.tune(model, inputs(1), out=out, restart=True, progress=False)
     monkeypatch.setenv("SPARGE_PROGRAM", str(tmp_path / "missing"))
-    with pytest.raises(CommandError, match="missing: cannot be started"):
+    with pytest.raises(sparge.CommandError, match="missing: cannot be started"):
         sparge.tune(model, inputs(1), out=out, progress=False)
 
 
 def test_size_is_said_after_the_first_input(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparge._capture.Capture, "MANY_BYTES", 500_000)
     each = 2 * 3 * 2 * TOKENS * 32 * 2  # layers, tensors, heads, tokens, head size, bytes of fp16
-    with pytest.warns(CaptureWarning) as caught:
+    with pytest.warns(sparge.CaptureWarning) as caught:
         sparge.tune(model, inputs(4), out=tmp_path / "preset.json", progress=False)
     first = str(caught[0].message)
     assert f"about {3 * each / 1e9:.1f} GB more" in first and "captures= puts it elsewhere" in first
