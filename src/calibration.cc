@@ -313,6 +313,7 @@ HeadSetting Calibration::Setting(int64_t index) const {
   setting.wide = head.wide;
   setting.settled = head.sizes.count >= kSettled && (!sparse || head.skip_sizes.count >= kSettledSkips);
   setting.rounding_known = head.round_sizes.count >= kRoundingSamples;
+  setting.missing = static_cast<int64_t>(std::ceil(std::max(kFewest - head.sizes.count, 0.0)));
   return setting;
 }
 

@@ -100,6 +100,7 @@ struct HeadSetting {
   bool wide;
   bool settled;  // enough samples: from now on only looked after
   bool rounding_known;
+  int64_t missing;  // samples until a first choice can be made
 };
 
 struct Calibration {

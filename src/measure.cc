@@ -348,7 +348,11 @@ int64_t NextSamples(const Plan& plan, const HeadChoice& heads, Sampling& samplin
     const auto chance = [&](int64_t which) {
       return Chance(calibration.seed(), sampling.call, static_cast<uint64_t>(head), static_cast<uint64_t>(which));
     };
-    if (sampling.taken == 0) sampling.samples = static_cast<int64_t>(effort * units / kSampleCost + chance(0));
+    if (sampling.taken == 0) {
+      sampling.samples = static_cast<int64_t>(effort * units / kSampleCost + chance(0));
+      const bool within_reach = static_cast<double>(setting.missing) <= kFirstEffort * units / kSampleCost;
+      if (sampling.effort < 0 && within_reach) sampling.samples = std::max(sampling.samples, setting.missing);
+    }
     for (; sampling.taken < sampling.samples; ++sampling.taken) {
       if (count == kSamplesAtOnce) return count;
       // One from each of as many equal parts of the queries.

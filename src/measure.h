@@ -17,6 +17,8 @@ namespace sparge {
 inline constexpr double kSampleCost = 2.0;
 // Shares of a dense call that runs spend: while a head is not settled, and after.
 inline constexpr double kCalibrationEffort = 0.045;
+// At most so much for a head's first choice, if that is enough for it: a long prompt may be the only call there is.
+inline constexpr double kFirstEffort = 0.07;
 inline constexpr double kWatchEffort = 0.004;
 // Measured at a time; bounds the memory for results.
 inline constexpr int64_t kSamplesAtOnce = 128;
@@ -46,7 +48,7 @@ Measuring LayMeasuring(const Plan& plan, Arena& arena);
 // the call and the settings only.
 struct Sampling {
   uint64_t call;
-  double effort;  // of a dense call; negative: kCalibrationEffort or kWatchEffort, as each head needs
+  double effort;  // of a dense call; negative: one of those above, as each head needs
   int64_t head = 0;
   int64_t samples = 0, taken = 0;  // of this head
 };
