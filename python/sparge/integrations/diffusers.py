@@ -5,13 +5,18 @@
         pipe(...)
     print(enabled.summary())
 
-`enable` knows the layers of the transformer and the grid of its tokens. `register` does not: it adds the name "sparge" to
-diffusers' attention backends, for `transformer.set_attention_backend("sparge")`.
+or, by diffusers' own name for it:
+
+    sparge_diffusers.register(target_l1=0.02)
+    pipe.transformer.set_attention_backend("sparge")
+    pipe(...)
+    print(sparge_diffusers.enabled(pipe.transformer).summary())
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 import warnings
@@ -29,20 +34,22 @@ try:
 except ImportError:  # diffusers before 0.35 has no dispatcher; its models call PyTorch's function
     _dispatch = None  # type: ignore[assignment]
 
-__all__ = ["Enabled", "Grid", "enable", "register"]
+__all__ = ["Enabled", "Grid", "enable", "enabled", "register"]
 
 _NAME = "sparge"
 
 
-class _Unprepared:
-    """What is in force for calls through the backend from models that `enable` does not know."""
+class _Registered:
+    """What `register` was told: options of `enable`, and what counts calls from models that are not enabled."""
 
-    def __init__(self, cross_attention: bool = False, **settings: Any) -> None:
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        settings = {k: v for k, v in options.items() if k not in ("cross_attention", "dense_steps", "hilbert", "grid")}
+        self.cross_attention = bool(options.get("cross_attention", False))
         self.layer = Layer("diffusers", Settings(**settings), remembers=False)
-        self.cross_attention = cross_attention
 
 
-_unprepared = _Unprepared()
+_registered = _Registered()
 
 
 class _Running(threading.local):
@@ -60,7 +67,7 @@ _running = _Running()
 
 
 class _Run(TorchFunctionMode):
-    """One forward of a prepared transformer. While it is entered, calls of F.scaled_dot_product_attention in this thread
+    """One forward of a prepared transformer. While it is entered, this thread's calls of F.scaled_dot_product_attention
     come here, whoever makes them; text encoders and VAEs, which run before and after, keep theirs."""
 
     def __init__(self, owner: Enabled, grid: Grid | None) -> None:
@@ -112,9 +119,9 @@ def _attend(
     if obstacle is not None or query.dim() != 4 or (is_causal and attn_mask is not None):
         return original()
     q_tokens, k_tokens = query.shape[-2], key.shape[-2]
-    layer = _torch.current_layer() or _unprepared.layer
+    layer = _torch.current_layer() or _registered.layer
     if run is None:
-        grid, cross, cross_attention = None, q_tokens != k_tokens, _unprepared.cross_attention
+        grid, cross, cross_attention = None, q_tokens != k_tokens, _registered.cross_attention
     else:
         grid, cross, cross_attention = run.grid, run.is_cross(q_tokens, k_tokens), run.owner.cross_attention
     if cross and not cross_attention:
@@ -142,7 +149,7 @@ def _attend(
 def _reordered(mask: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Keys, and queries if it has them, in another order."""
     mask = mask.index_select(-1, order)
-    return mask if mask.dim() < 2 or mask.shape[-2] == 1 else mask.index_select(-2, order)
+    return mask if mask.shape[-2] == 1 else mask.index_select(-2, order)
 
 
 # ------------------------------------------------------------------ the dispatcher
@@ -166,17 +173,21 @@ def _backend(
         raise ValueError(f"attention backend {_NAME!r} does not support {what}")
     if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
         attn_mask = attn_mask[:, None, None]  # per batch and key, as in diffusers' native backend
-    arguments = (*(t.transpose(1, 2) for t in (query, key, value)), attn_mask, dropout_p, is_causal)
-    others = {"scale": scale, "enable_gqa": enable_gqa}
-    out = _attend(lambda: _torch._original(*arguments, **others), _running.run, *arguments, **others)
+    arguments: dict[str, Any] = {
+        **{name: t.transpose(1, 2) for name, t in (("query", query), ("key", key), ("value", value))},
+        **{"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale},
+        "enable_gqa": enable_gqa,
+    }
+    out: torch.Tensor = _attend(lambda: _torch._original(**arguments), _running.run, **arguments)
     return out.transpose(1, 2)
 
 
 def _member() -> Any:
     """The name "sparge" as diffusers knows it. It lists its backends in an Enum, which has no public way to grow."""
     if _dispatch is None:
-        raise RuntimeError("this diffusers has no attention dispatcher (0.35 has); use sparge.integrations.diffusers.enable")
-    names, registry = _dispatch.AttentionBackendName, _dispatch._AttentionBackendRegistry
+        raise RuntimeError("diffusers before 0.35 has no attention dispatcher; use `enable` instead of its name")
+    names: Any = _dispatch.AttentionBackendName
+    registry = _dispatch._AttentionBackendRegistry
     member = names._value2member_map_.get(_NAME)
     if member is None:
         member = str.__new__(names, _NAME)
@@ -194,18 +205,53 @@ def _member() -> Any:
     return member
 
 
-def register(*, cross_attention: bool = False, **settings: Any) -> Layer:
-    """Makes "sparge" one of diffusers' attention backends, for `transformer.set_attention_backend("sparge")` and
-    `attention_backend("sparge")`.
+def _follow_backend() -> None:
+    """Makes `set_attention_backend("sparge")` of a model enable it. The dispatcher is told neither layers nor grids,
+    and SD3, CogVideoX and Mochi do not ask it."""
+    import diffusers
 
-    Models that `enable` has not prepared then have these `Settings` (sparge.torch.Settings); their layers and grids are
-    not known, so every call calibrates for itself and tokens stay in raster order. Gives the Layer that counts them.
+    models: Any = diffusers.ModelMixin
+    if hasattr(models.set_attention_backend, "_sparge"):
+        return
+    set_backend, reset_backend = models.set_attention_backend, models.reset_attention_backend
+
+    @functools.wraps(set_backend)
+    def set_attention_backend(self: Any, backend: str, *args: Any, **kwargs: Any) -> None:
+        known = enabled(self)
+        if str(backend).lower() == _NAME:  # diffusers would make it the backend of all other models, too
+            if known is None:
+                enable(self, **_registered.options)
+            return
+        if known is not None:
+            known.disable()
+        set_backend(self, backend, *args, **kwargs)
+
+    @functools.wraps(reset_backend)
+    def reset_attention_backend(self: Any) -> None:
+        known = enabled(self)
+        if known is not None:
+            known.disable()
+        reset_backend(self)
+
+    set_attention_backend._sparge = True  # type: ignore[attr-defined]
+    models.set_attention_backend = set_attention_backend
+    models.reset_attention_backend = reset_attention_backend
+
+
+def register(**options: Any) -> Layer:
+    """Makes "sparge" one of diffusers' attention backends. From then on, `transformer.set_attention_backend("sparge")`
+    enables the transformer with these options of `enable`.
+
+    Calls that come by that name from elsewhere (`attention_backend("sparge")`) have the same settings; but their layers
+    and grids are not known, so every call calibrates for itself and tokens stay in raster order. Gives the Layer that
+    counts those.
     """
-    global _unprepared
-    unprepared = _Unprepared(cross_attention, **settings)
+    global _registered
+    registered = _Registered(**options)
     _member()
-    _unprepared = unprepared
-    return unprepared.layer
+    _follow_backend()
+    _registered = registered
+    return registered.layer
 
 
 # ------------------------------------------------------------------ a prepared transformer
@@ -349,10 +395,10 @@ def _attending(transformer: torch.nn.Module) -> Callable[[torch.nn.Module], bool
 def _redirect_processors(transformer: torch.nn.Module, undo: contextlib.ExitStack) -> None:
     """Those that ask the dispatcher ask it for us, whatever backend is in force elsewhere."""
     member = _member()
-    processors = {id(p): p for p in (getattr(m, "processor", None) for m in transformer.modules())}
-    for processor in processors.values():
-        if not hasattr(processor, "_attention_backend"):
-            continue
+    found: list[Any] = [getattr(module, "processor", None) for module in transformer.modules()]
+    for processor in {id(p): p for p in found if hasattr(p, "_attention_backend")}.values():
+        if getattr(processor, "_parallel_config", None) is not None:
+            raise ValueError(f"transformer: attention backend {_NAME!r} does not support its context parallelism")
         if "_attention_backend" in vars(processor):
             undo.callback(setattr, processor, "_attention_backend", processor._attention_backend)
         else:
@@ -383,8 +429,13 @@ def enable(
     """
     if not isinstance(transformer, torch.nn.Module):
         raise TypeError(f"transformer: {type(transformer).__name__} is no module; of a pipeline, give pipe.transformer")
-    if getattr(transformer, "_sparge_enabled", None) is not None:
+    if enabled(transformer) is not None:
         raise ValueError(f"transformer: this {type(transformer).__name__} is enabled already; disable() it first")
     if dense_steps < 0:
         raise ValueError(f"dense_steps={dense_steps} is below 0")
     return Enabled(transformer, Settings(target_l1=target_l1, **settings), cross_attention, dense_steps, hilbert, grid)
+
+
+def enabled(transformer: torch.nn.Module) -> Enabled | None:
+    """What `enable` gave for this transformer; None if it is not enabled."""
+    return getattr(transformer, "_sparge_enabled", None)
