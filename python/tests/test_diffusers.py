@@ -14,14 +14,24 @@ diffusers = pytest.importorskip("diffusers")
 import torch.nn.functional as F  # noqa: E402
 from diffusers.models import attention_dispatch as dispatch  # noqa: E402
 from tiny_diffusers import (  # noqa: E402
-    BATCH, MODELS, TEXT, Inputs, Make, Wrong, cogvideox, flux, hunyuan_video, ltx, made, mochi, normal, run, sd3, times,
-    wan,
+    BATCH, MODELS, TEXT, Inputs, Make, Unknown, Wrong, cogvideox, flux, hunyuan_video, ltx, made, mochi, normal, run,
+    sd3, times, wan,
 )  # fmt: skip
 
 import sparge.torch as sparge_torch  # noqa: E402
 from sparge import _core  # noqa: E402
 from sparge.integrations import _grids  # noqa: E402
 from sparge.integrations import diffusers as integration  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """On tensors as small as these, threads would wait for each other more than they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 each_model = pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 
@@ -407,20 +417,11 @@ def test_backend_with_a_mask_per_key(active_backend: None) -> None:
 # ------------------------------------------------------------------ other transformers, other arguments
 
 
-class _Unknown(torch.nn.Module):
-    """Of no known class, and attends without a processor."""
-
-    config = {"rows": 5}
-
-    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        return F.scaled_dot_product_attention(hidden_states, hidden_states, hidden_states, attn_mask=mask)
-
-
 def test_unknown_transformer() -> None:
-    model, x = _Unknown(), normal(1, 2, 35, 16)
+    model, x = Unknown(), normal(1, 2, 35, 16)
     want = model(x)
     with integration.enable(model, target_l1=0) as enabled:
-        with pytest.warns(UserWarning, match="_Unknown is not known; tokens stay in raster order"):
+        with pytest.warns(UserWarning, match="Unknown is not known; tokens stay in raster order"):
             assert _difference(model(x), want) <= EXACT
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -443,16 +444,16 @@ def test_unknown_transformer() -> None:
 
 
 def test_arguments() -> None:
-    with pytest.raises(ValueError, match="dense_steps=1: _Unknown.forward has no argument timestep"):
-        integration.enable(_Unknown(), dense_steps=1)
+    with pytest.raises(ValueError, match="dense_steps=1: Unknown.forward has no argument timestep"):
+        integration.enable(Unknown(), dense_steps=1)
     with pytest.raises(ValueError, match="dense_steps=-1"):
-        integration.enable(_Unknown(), dense_steps=-1)
+        integration.enable(Unknown(), dense_steps=-1)
     with pytest.raises(ValueError, match="target_l1=-1"):
-        integration.enable(_Unknown(), target_l1=-1)
+        integration.enable(Unknown(), target_l1=-1)
     with pytest.raises(TypeError, match="give pipe.transformer"):
         integration.enable(object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="nonsense"):
-        integration.enable(_Unknown(), nonsense=1)
+        integration.enable(Unknown(), nonsense=1)
 
 
 # ------------------------------------------------------------------ something to skip

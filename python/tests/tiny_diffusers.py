@@ -141,3 +141,12 @@ class Wrong(torch.overrides.TorchFunctionMode):
             query, value = (args[i] if len(args) > i else kwargs[n] for i, n in ((0, "query"), (2, "value")))
             return value.mean(-2, keepdim=True).expand(*query.shape[:-1], value.shape[-1])
         return func(*args, **kwargs)
+
+
+class Unknown(torch.nn.Module):
+    """Of no known class, and attends without a processor."""
+
+    config = {"rows": 5}
+
+    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return F.scaled_dot_product_attention(hidden_states, hidden_states, hidden_states, attn_mask=mask)

@@ -89,18 +89,20 @@ class _Run(TorchFunctionMode):
 
     def __enter__(self) -> _Run:
         _running.runs.append(self)
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *exception: Any) -> None:
         _running.runs.pop()
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
 
 def _hides_nothing(mask: torch.Tensor) -> bool:
     return bool(mask.all()) if mask.dtype == torch.bool else not bool(mask.any())
 
 
-@torch.compiler.disable  # which layer is running is not to be made part of code that the blocks of a model share
+# Which layer is running is not to be made part of code that the blocks of a model share.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend(
     original: Callable[[], torch.Tensor],
     run: _Run | None,
@@ -329,7 +331,7 @@ class Enabled:
         for hook in hooks:
             undo.callback(hook.remove)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             arguments = self._signature.bind_partial(*args, **kwargs).arguments
@@ -338,7 +340,7 @@ class Enabled:
         self._count(arguments.get("timestep"))
         _Run(self, self._grid(arguments)).__enter__()
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after(self, *_: Any) -> None:
         run = _running.run
         if run is not None and run.owner is self:
@@ -372,7 +374,7 @@ class Enabled:
         return grid
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _before_attention(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Notes whether equal numbers of queries and keys can be of two different inputs."""
     run = _running.run
