@@ -14,8 +14,8 @@ diffusers = pytest.importorskip("diffusers")
 import torch.nn.functional as F  # noqa: E402
 from diffusers.models import attention_dispatch as dispatch  # noqa: E402
 from tiny_diffusers import (  # noqa: E402
-    BATCH, MODELS, TEXT, Inputs, Make, Unknown, Wrong, cogvideox, flux, hunyuan_video, ltx, made, mochi, normal, run,
-    sd3, times, wan,
+    BATCH, MODELS, TEXT, Inputs, Make, Unknown, Wrong, attend_to_alike, cogvideox, flux, hunyuan_video, ltx, made, mochi,
+    normal, run, sd3, times, wan,
 )  # fmt: skip
 
 import sparge.torch as sparge_torch  # noqa: E402
@@ -459,18 +459,9 @@ def test_arguments() -> None:
 # ------------------------------------------------------------------ something to skip
 
 
-def _attend_to_alike(model: torch.nn.Module, sharpness: float = 4.0) -> torch.nn.Module:
-    """Keys are what queries are: tokens attend to those that are alike, as in trained models."""
-    for block in model.blocks:
-        attention = block.attn1
-        attention.to_k.load_state_dict(attention.to_q.state_dict())
-        attention.norm_q.weight.data.mul_(sharpness)
-    return model
-
-
 def test_smooth_video_is_sparse_and_close() -> None:
     model, inputs = made(wan, frames=9, height=42, width=42, batch=1)  # 3969 tokens
-    _attend_to_alike(model)
+    attend_to_alike(model)
     inputs["hidden_states"] = 2 * F.interpolate(normal(1, 4, 3, 6, 6), size=(9, 42, 42), mode="trilinear")
     want = run(model, inputs)
 

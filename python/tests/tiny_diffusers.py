@@ -127,6 +127,15 @@ def made(make: Make, **arguments: Any) -> tuple[torch.nn.Module, Inputs]:
     return seeded(model), inputs
 
 
+def attend_to_alike(model: torch.nn.Module, sharpness: float = 4.0) -> torch.nn.Module:
+    """Keys are what queries are: tokens attend to those that are alike, as in trained models."""
+    for block in model.blocks:
+        attention = block.attn1
+        attention.to_k.load_state_dict(attention.to_q.state_dict())
+        attention.norm_q.weight.data.mul_(sharpness)
+    return model
+
+
 @torch.no_grad()
 def run(model: torch.nn.Module, inputs: Inputs, **changed: Any) -> torch.Tensor:
     return model(**{**inputs, **changed}).sample
