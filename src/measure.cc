@@ -342,7 +342,7 @@ int64_t NextSamples(const Plan& plan, const HeadChoice& heads, Sampling& samplin
     const int64_t head = sampling.head;
     if (!heads.active[head]) continue;
     const HeadSetting setting = calibration.Setting(head);
-    const double own = setting.settled ? kWatchEffort : kCalibrationEffort;
+    const double own = setting.settled ? kWatchEffort : setting.missing > 0 ? kCalibrationEffort : kRefineEffort;
     const double effort = sampling.effort < 0 ? own : sampling.effort;
     // What is left of a sample is taken with that chance, so that small calls spend no more on average.
     const auto chance = [&](int64_t which) {

@@ -15,11 +15,12 @@ namespace sparge {
 
 // A sample costs about so many times what its rows cost in a dense call: tile by tile with sums, masses and distances.
 inline constexpr double kSampleCost = 2.0;
-// Shares of a dense call that runs spend: while a head is not settled, and after.
+// Shares of a dense call that runs spend: until a head's first choice, until it is settled, and after.
 inline constexpr double kCalibrationEffort = 0.045;
+inline constexpr double kRefineEffort = 0.03;
+inline constexpr double kWatchEffort = 0.004;
 // At most so much for a head's first choice, if that is enough for it: a long prompt may be the only call there is.
 inline constexpr double kFirstEffort = 0.07;
-inline constexpr double kWatchEffort = 0.004;
 // Measured at a time; bounds the memory for results.
 inline constexpr int64_t kSamplesAtOnce = 128;
 

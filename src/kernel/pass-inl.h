@@ -64,7 +64,7 @@ struct PrecisionI8 {
   using Rounded = uint8_t;
   static constexpr sparge_precision kPrecision = SPARGE_INT8;
   static constexpr bool kDirect = false;
-  static constexpr float kMostLost = 1e-2f;
+  static constexpr float kMostLost = 2e-2f;
   static constexpr bool kInteger = true;
   static constexpr int kExpDegree = 3;
   static constexpr QuantGrid kGrid = kGridI8;
