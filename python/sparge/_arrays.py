@@ -25,8 +25,28 @@ def torch_view(tensor: Any) -> _core.PointerView:
     return _core.PointerView(tensor.data_ptr(), tensor.shape, tensor.stride(), name)
 
 
+def wrapped(name: str, array: Any) -> Any:
+    """`array` itself if it knows its shape; else (bare DLPack, ctypes) as an array of NumPy on the same memory."""
+    if hasattr(array, "shape"):
+        return array
+    try:
+        return np.from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(memoryview(array))
+    except TypeError:
+        raise TypeError(f"{name}: {type(array).__name__} is no array") from None
+
+
+def _bfloat16_view(name: str, array: np.ndarray[Any, Any]) -> _core.PointerView:
+    """An array of the package ml_dtypes, whose type neither DLPack nor the buffer protocol of NumPy can name."""
+    strides, odd = zip(*(divmod(stride, array.itemsize) for stride in array.strides)) if array.ndim else ((), ())
+    if any(odd):
+        raise ValueError(f"{name}: strides {array.strides} are no multiples of its {array.itemsize} bytes per element")
+    return _core.PointerView(array.__array_interface__["data"][0], array.shape, strides, "torch.bfloat16")
+
+
 def importable(name: str, array: Any) -> Any:
-    """What the extension module takes for `array`."""
+    """What the extension module takes for `array`, which must outlive the call."""
+    if isinstance(array, np.ndarray):
+        return _bfloat16_view(name, array) if array.dtype.name == "bfloat16" else array
     if not _is_torch(array):
         return array
     if array.device.type != "cpu":
@@ -53,7 +73,7 @@ def numpy_dtype(array: Any) -> np.dtype[Any]:
     try:
         return np.dtype(array.dtype)
     except (AttributeError, TypeError):
-        return np.asarray(array).dtype
+        return (np.from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(array)).dtype
 
 
 def as_kind_of(array: Any, result: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Iterable, Literal, Sequence, TypedDict, Union
 
@@ -74,18 +75,15 @@ class Stats:
         return [1 - computed / eligible if eligible else 0.0 for eligible, computed, _, _ in self.heads]
 
 
-def _shape(name: str, array: Any) -> tuple[int, ...]:
-    try:
-        return tuple(array.shape)
-    except AttributeError:
-        raise TypeError(f"{name}: {type(array).__name__} is no array") from None
+def _shape(array: Any) -> tuple[int, ...]:
+    return tuple(array.shape)
 
 
 def _outputs(q: Any, v: Any, out: Any, with_lse: bool, options: Options) -> tuple[Any, Any]:
     """Memory for the result, unless the caller gave it, and for the log-sum-exp."""
-    q_shape = _shape("q", q)
+    q_shape = _shape(q)
     if out is None:
-        out = _arrays.empty_like(q, (*q_shape[:-1], *_shape("v", v)[-1:]))
+        out = _arrays.empty_like(q, (*q_shape[:-1], *_shape(v)[-1:]))
     if not with_lse:
         return out, None
     rows = q_shape[:-1]
@@ -94,10 +92,15 @@ def _outputs(q: Any, v: Any, out: Any, with_lse: bool, options: Options) -> tupl
     return out, _arrays.empty_like(q, rows, float32=True)
 
 
-def _importable(options: Options) -> Options:
-    if options.get("mask") is not None:
-        options["mask"] = _arrays.importable("mask", options["mask"])
-    return options
+def _importable(options: Options) -> tuple[Any, Any]:
+    """Makes what the extension module takes of the arrays among the options. Returns their owners: views do not own."""
+    mask, blocks = options.get("mask"), options.get("map")
+    if mask is not None:
+        mask = _arrays.wrapped("mask", mask)
+        options["mask"] = _arrays.importable("mask", mask)
+    if blocks is not None:
+        options["map"] = blocks = _arrays.wrapped("map", blocks)
+    return mask, blocks
 
 
 def _stats(call: _core.CallStats) -> Stats:
@@ -147,10 +150,12 @@ def attention(
 
     threads: default sparge.get_num_threads(). Results do not depend on it.
     """
+    q, k, v = _arrays.wrapped("q", q), _arrays.wrapped("k", k), _arrays.wrapped("v", v)
     result, lse = _outputs(q, v, out, return_lse, options)
     view = _arrays.importable
+    owners = _importable(options)  # noqa: F841: alive until the call is over
     stats = _core.attention(
-        view("q", q), view("k", k), view("v", v), view("out", result), lse, return_stats, _importable(options)
+        view("q", q), view("k", k), view("v", v), view("out", result), lse, return_stats, options
     )
     if out is None:
         result = _arrays.as_kind_of(q, result)
@@ -166,41 +171,69 @@ def attention(
 
 def predict(q: Any, k: Any, **options: Unpack[Options]) -> tuple[np.ndarray[Any, Any], Stats]:
     """Stage 1 alone: the map of tiles that `attention` would compute, as bool (B, H, ceil(Nq/128), ceil(Nk/64)) less the
-    dimensions that q lacks, and its figures."""
-    shape = _shape("q", q)
-    tokens_first = options.get("layout") == "NHD" and len(shape) >= 3
-    q_tokens = shape[-3] if tokens_first else shape[-2]
-    k_tokens = _shape("k", k)[-3 if tokens_first else -2]
-    heads = () if len(shape) < 3 else (shape[-2] if tokens_first else shape[-3],)
-    blocks = np.zeros((*shape[: len(shape) - 3], *heads, -(-q_tokens // 128), -(-k_tokens // 64)), np.uint8)
-    stats = _core.predict(q, k, blocks, options)
+    dimensions that q lacks, and its figures. In a packed batch, B counts its sequences and Nq, Nk are the longest."""
+    q, k = _arrays.wrapped("q", q), _arrays.wrapped("k", k)
+    owners = _importable(options)  # noqa: F841: alive until the call is over
+    blocks = np.zeros(_map_shape(q, k, options), np.uint8)
+    stats = _core.predict(_arrays.importable("q", q), _arrays.importable("k", k), blocks, options)
     return blocks.astype(bool), _stats(stats)
+
+
+def _map_shape(q: Any, k: Any, options: Options) -> tuple[int, ...]:
+    """Of the map that `predict` fills. Shapes that do not fit one another are left to the extension module to refuse."""
+    shape = _shape(q)
+
+    def tokens(name: str, of: tuple[int, ...]) -> int:
+        offsets = options.get(f"{name}_offsets")
+        if offsets is not None:
+            return max((int(end) - int(begin) for begin, end in zip(offsets, offsets[1:])), default=0)
+        return of[-3] if tokens_first and len(of) >= 3 else of[-2]
+
+    if not all(2 <= len(of) <= 4 for of in (shape, _shape(k))):
+        return (0,)
+    tokens_first = options.get("layout") == "NHD"
+    heads = () if len(shape) < 3 else (shape[-2 if tokens_first else -3],)
+    q_offsets = options.get("q_offsets")
+    sequences = shape[:-3] if q_offsets is None else (max(len(q_offsets) - 1, 0),)
+    return (*sequences, *heads, -(-max(tokens("q", shape), 0) // 128), -(-max(tokens("kv", _shape(k)), 0) // 64))
 
 
 def reference(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
     """The slow oracle: the same problem in double precision, nothing skipped but what `map` leaves out."""
+    q, k, v = _arrays.wrapped("q", q), _arrays.wrapped("k", k), _arrays.wrapped("v", v)
     result, lse = _outputs(q, v, None, return_lse, options)
-    _core.reference(q, k, v, result, lse, options)
+    view = _arrays.importable
+    owners = _importable(options)  # noqa: F841: alive until the call is over
+    _core.reference(view("q", q), view("k", k), view("v", v), view("out", result), lse, options)
     result = _arrays.as_kind_of(q, result)
     return (result, _arrays.as_kind_of(q, lse)) if return_lse else result
 
 
 def calibrate(q: Any, k: Any, v: Any, calibration: Calibration, *, effort: float = 0.25, **options: Unpack[Options]) -> None:
     """Measures for `calibration` without computing a result, in about `effort` of the time of a dense call."""
-    _core.calibrate(q, k, v, effort, {**options, "calibration": calibration})
+    if calibration is None:
+        raise TypeError("calibration=None is no sparge.Calibration")
+    q, k, v = _arrays.wrapped("q", q), _arrays.wrapped("k", k), _arrays.wrapped("v", v)
+    view = _arrays.importable
+    options["calibration"] = calibration
+    owners = _importable(options)  # noqa: F841: alive until the call is over
+    _core.calibrate(view("q", q), view("k", k), view("v", v), effort, options)
 
 
 def merge(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
-    """(out, lse) over the keys of two parts together, from the (out, lse) of each. Exact."""
-    out = _arrays.empty_like(a[0], tuple(a[0].shape))
-    lse = _arrays.empty_like(a[0], tuple(a[1].shape), float32=True)
-    _core.merge(a[0], a[1], b[0], b[1], out, lse)
+    """(out, lse) over the keys of two parts together, from the (out, lse) of each, heads before tokens. Exact."""
+    parts = [_arrays.wrapped(name, array) for name, array in zip(("a", "a_lse", "b", "b_lse"), (*a, *b))]
+    out = _arrays.empty_like(parts[0], _shape(parts[0]))
+    lse = _arrays.empty_like(parts[0], _shape(parts[1]), float32=True)
+    view = _arrays.importable
+    views = [view(name, array) for name, array in zip(("a", "a_lse", "b", "b_lse"), parts)]
+    _core.merge(*views, view("out", out), lse)
     return _arrays.as_kind_of(a[0], out), _arrays.as_kind_of(a[0], lse)
 
 
 def token_order(grid: Iterable[int], order: str = "hilbert", seed: int = 0) -> np.ndarray[Any, Any]:
     """Raster indices of the tokens of a grid (T, H, W) in the order "hilbert", "row-major", "time-major" or "random"."""
-    sides = [int(side) for side in grid]
+    sides = [operator.index(side) for side in grid]
     cells = 1
     for side in sides:
         cells *= max(side, 0)

@@ -51,11 +51,15 @@ class Calibration(_core.Calibration):
         """From the bytes of `save`."""
         self = cls.__new__(cls)
         _core.Calibration.__init__(self, data)
+        try:
+            _core.Calibration.head(self, heads - 1)
+        except ValueError:
+            raise ValueError(f"heads={heads}: the saved calibration has fewer") from None
         self.heads = heads
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Calibration.load, (self.save(), self.heads)
+        return type(self).load, (self.save(), self.heads)
 
     def head(self, head: int) -> HeadEstimate:  # type: ignore[override]
         return HeadEstimate(**super().head(head))
