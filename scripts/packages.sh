@@ -6,7 +6,7 @@
 {
   build_packages=(g++:c++ cmake:cmake ninja-build:ninja pkg-config:pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev
     libpng-dev)
-  test_packages=(libgtest-dev python3:python3 python3-numpy)
+  test_packages=(libgtest-dev python3:python3 python3-venv python3-dev)
   # Instruction counts (valgrind), fuzzers (clang), reports in a browser (chromium), and 64-bit ARM (cross compiler and
   # emulator).
   ci_packages=(valgrind:valgrind clang:clang++ libclang-rt-dev g++-aarch64-linux-gnu:aarch64-linux-gnu-g++

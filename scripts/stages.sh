@@ -1,24 +1,11 @@
 # The stages of test.sh --ci and how they are counted; sourced by test.sh after build.sh.
 # shellcheck shell=bash
 
-# A Python that has NumPy: the one on the path may be the user's own, without it.
-python_with_numpy() {
-  local python
-  for python in python3 /usr/bin/python3; do
-    if "$python" -c 'import numpy' 2>/dev/null; then
-      command -v "$python"
-      return 0
-    fi
-  done
-  echo "no python3 with numpy" >&2
-  return 1
-}
-
 # run_suite PRESET TEST_PRESET: builds and runs ctest; its output is also kept in build/PRESET/ctest.log.
 run_suite() {
-  local python
-  python=$(python_with_numpy) || return 1
-  build_preset "$1" -DPython3_EXECUTABLE="$python" || return 1
+  local python=$PWD/build/venv/test/bin/python
+  need_test_environment || return 1
+  build_preset "$1" -DPython3_EXECUTABLE="$python" -DPython_EXECUTABLE="$python" || return 1
   # shellcheck disable=SC2154  # ctest_arguments: from test.sh
   ctest --preset "$2" --parallel "$(nproc)" "${ctest_arguments[@]}" 2>&1 | tee "build/$1/ctest.log"
 }
@@ -108,6 +95,7 @@ run_all_stages() {
   stage 'instruction counts' count_instructions
   stage 'suite, address and undefined sanitizers' counted_suite asan asan
   stage 'suite, thread sanitizer' counted_suite tsan tsan
+  stage 'Python package with PyTorch and its friends' python_suite
   stage 'suite, 64-bit ARM under an emulator' neon_suite
   stage 'fuzzing of the file parsers' run_fuzzers
   printf '\n'

@@ -13,9 +13,9 @@ MEMBERS = {"rotate": "pack", "pooled": "predict", "calibration": "calibrate", "m
 # The oracle stays apart from what it judges: of the kernels it knows the contract only.
 REFERENCE = ("src/base/", "src/kernel/kernel.h", "src/plan.h", "src/reference")
 # Clients see the public headers and these folders.
-CLIENTS = {"io": ("io/",), "cli": ("cli/", "io/")}
+CLIENTS = {"io": ("io/",), "cli": ("cli/", "io/"), "python": ("python/src/",)}
 PUBLIC = ("sparge/sparge.h", "sparge/sparge.hpp")
-OURS = ("src/", "io/", "cli/", "include/", "sparge/", "tests/")
+OURS = ("src/", "io/", "cli/", "python/", "include/", "sparge/", "tests/")
 
 MAX_LINES = 500
 MAX_LINES_KERNEL = 700
@@ -76,7 +76,7 @@ def check_tree(root):
     faults, count = [], 0
     for folder in ("src", *CLIENTS):
         for file in sorted(root.glob(f"{folder}/**/*")):
-            if file.suffix in (".h", ".cc", ".hpp", ".c"):
+            if file.suffix in (".h", ".cc", ".hpp", ".c", ".py"):
                 faults += check_file(file.relative_to(root).as_posix(), file.read_text(encoding="utf-8"))
                 count += 1
     return faults, count

@@ -48,8 +48,12 @@ template <class NdArray>
 Array Import(const char* name, nb::handle object) {
   const PointerView* view = nullptr;
   if (nb::try_cast(object, view, /*convert=*/false) && view != nullptr) {
-    return {name, reinterpret_cast<void*>(view->address), DtypeOf(name, view->dtype), Integers(view->shape),
-            Integers(view->strides), {}};
+    return {name,
+            reinterpret_cast<void*>(view->address),
+            DtypeOf(name, view->dtype),
+            Integers(view->shape),
+            Integers(view->strides),
+            {}};
   }
   NdArray array;
   if (!nb::try_cast(object, array)) {

@@ -4,11 +4,11 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <sparge/sparge.hpp>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <sparge/sparge.hpp>
 #include <string>
 #include <vector>
 

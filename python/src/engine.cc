@@ -88,9 +88,9 @@ Workspace Engine::TakeWorkspace(size_t size) {
   size_t room = 1 << 16;
   while (room < size) room *= 2;
   if (room > kLargestKept) room = size;
-  return {std::unique_ptr<std::byte[], FreeAligned>(
-              static_cast<std::byte*>(::operator new[](room, std::align_val_t{64}))),
-          room};
+  return {
+      std::unique_ptr<std::byte[], FreeAligned>(static_cast<std::byte*>(::operator new[](room, std::align_val_t{64}))),
+      room};
 }
 
 void Engine::ReturnWorkspace(Workspace workspace) {

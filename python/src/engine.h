@@ -2,13 +2,12 @@
 #ifndef SPARGE_PYTHON_SRC_ENGINE_H_
 #define SPARGE_PYTHON_SRC_ENGINE_H_
 
-#include <sparge/sparge.hpp>
-
 #include <cstddef>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <sparge/sparge.hpp>
 #include <vector>
 
 namespace sparge::python {

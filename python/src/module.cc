@@ -168,8 +168,7 @@ void Merge(nb::handle a, nb::handle a_lse, nb::handle b, nb::handle b_lse, nb::h
   const Array arrays[] = {ImportInput("a_lse", a_lse), ImportInput("b_lse", b_lse), ImportOutput("out_lse", out_lse),
                           ImportOutput("out", out)};
   const TensorView views[] = {View(inputs[0].array(), Layout::kHeadsFirst),
-                              View(inputs[1].array(), Layout::kHeadsFirst),
-                              ViewOutput(arrays[3], Layout::kHeadsFirst)};
+                              View(inputs[1].array(), Layout::kHeadsFirst), ViewOutput(arrays[3], Layout::kHeadsFirst)};
   CheckShape("b", views[1], views[0].shape);
   CheckShape("out", views[2], views[0].shape);
   sparge_partial parts[3];
@@ -311,7 +310,8 @@ NB_MODULE(_core, m) {
         nb::arg("out_lse"));
   m.def("isas", &Isas);
   m.def("version", &sparge_version);
-  m.def("set_num_threads", [](int32_t threads) { Engine::Get().SetThreads(threads); }, nb::arg("threads"));
+  m.def(
+      "set_num_threads", [](int32_t threads) { Engine::Get().SetThreads(threads); }, nb::arg("threads"));
   m.def("get_num_threads", [] { return Engine::Get().threads(); });
   m.def("grids_laid", [] { return Engine::Get().grids_laid(); });
   m.def("forget_threads", [] { Engine::Get().ForgetThreads(); });

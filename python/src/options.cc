@@ -61,9 +61,10 @@ E OneOf(const char* name, nb::handle value, std::span<const Named<E>> choices) {
   RaiseValue(std::string(name) + "=" + Text(value) + " is none of " + all);
 }
 
-constexpr Named<sparge_precision> kPrecisions[] = {{"fp32", SPARGE_FP32}, {"int16", SPARGE_INT16}, {"int8", SPARGE_INT8}};
-constexpr Named<sparge_select> kSelects[] = {{"auto", SPARGE_SELECT_AUTO}, {"all", SPARGE_SELECT_ALL},
-                                             {"cdf", SPARGE_SELECT_CDF},   {"topk", SPARGE_SELECT_TOPK},
+constexpr Named<sparge_precision> kPrecisions[] = {
+    {"fp32", SPARGE_FP32}, {"int16", SPARGE_INT16}, {"int8", SPARGE_INT8}};
+constexpr Named<sparge_select> kSelects[] = {{"auto", SPARGE_SELECT_AUTO},   {"all", SPARGE_SELECT_ALL},
+                                             {"cdf", SPARGE_SELECT_CDF},     {"topk", SPARGE_SELECT_TOPK},
                                              {"floor", SPARGE_SELECT_FLOOR}, {"map", SPARGE_SELECT_MAP}};
 constexpr Named<sparge_predictor> kPredictors[] = {
     {"default", SPARGE_PREDICT_DEFAULT}, {"keys", SPARGE_PREDICT_KEYS}, {"paper", SPARGE_PREDICT_PAPER}};
@@ -164,7 +165,8 @@ constexpr Option kOptions[] = {
     {"text_after", [](const Reading& r) { r.problem.desc.text_after = Bool(r); }},
     {"q_offsets", [](const Reading& r) { r.problem.q_offsets = Sequence<int64_t>(r, Int); }},
     {"kv_offsets", [](const Reading& r) { r.problem.kv_offsets = Sequence<int64_t>(r, Int); }},
-    {"threads", [](const Reading& r) { r.problem.threads = static_cast<int32_t>(std::clamp<int64_t>(Int(r), -1, 5000)); }},
+    {"threads",
+     [](const Reading& r) { r.problem.threads = static_cast<int32_t>(std::clamp<int64_t>(Int(r), -1, 5000)); }},
 };
 
 void ReadOption(nb::handle key, nb::handle value, Problem& problem, Given& given) {
@@ -245,9 +247,12 @@ void SetSelection(Given& given, Problem& problem) {
   PlanDesc& desc = problem.desc;
   const bool thresholds = given.theta || given.tau || given.topk || given.pv_skip;
   sparge_select automatic = SPARGE_SELECT_AUTO;
-  if (problem.map) automatic = SPARGE_SELECT_MAP;
-  else if (given.topk) automatic = SPARGE_SELECT_TOPK;
-  else if (given.tau) automatic = SPARGE_SELECT_FLOOR;
+  if (problem.map)
+    automatic = SPARGE_SELECT_MAP;
+  else if (given.topk)
+    automatic = SPARGE_SELECT_TOPK;
+  else if (given.tau)
+    automatic = SPARGE_SELECT_FLOOR;
   desc.select = given.select.value_or(automatic);
   if (desc.select == SPARGE_SELECT_AUTO && given.exact && !problem.calibration) {
     desc.select = SPARGE_SELECT_ALL;
@@ -338,8 +343,10 @@ void SetLists(Problem& problem) {
   if (!problem.sink_logits.empty()) desc.sink_logits = problem.sink_logits.data();
   if (problem.q_offsets.empty() && problem.kv_offsets.empty()) return;
   // A packed batch: its tensors have no batch dimension, and the offsets say how many sequences there are.
-  if (desc.batch != 1) RaiseValue("q_offsets: a packed batch has no batch dimension, q has " + std::to_string(desc.batch));
-  if (problem.q_offsets.size() < 2) RaiseValue("q_offsets has " + std::to_string(problem.q_offsets.size()) + " values, not 2 or more");
+  if (desc.batch != 1)
+    RaiseValue("q_offsets: a packed batch has no batch dimension, q has " + std::to_string(desc.batch));
+  if (problem.q_offsets.size() < 2)
+    RaiseValue("q_offsets has " + std::to_string(problem.q_offsets.size()) + " values, not 2 or more");
   if (problem.kv_offsets.size() != problem.q_offsets.size()) {
     RaiseValue("kv_offsets has " + std::to_string(problem.kv_offsets.size()) + " values, q_offsets " +
                std::to_string(problem.q_offsets.size()));

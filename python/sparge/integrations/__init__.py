@@ -1,0 +1,1 @@
+"""sparge inside other libraries: one module per library, imported when asked for."""

