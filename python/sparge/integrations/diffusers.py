@@ -117,7 +117,7 @@ def _attend(
     **_: Any,
 ) -> torch.Tensor:
     """As F.scaled_dot_product_attention; `original` does what is not for us."""
-    obstacle = _torch._obstacle(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    obstacle = _torch._obstacle(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
     if obstacle is not None or query.dim() != 4 or (is_causal and attn_mask is not None):
         return original()
     q_tokens, k_tokens = query.shape[-2], key.shape[-2]
