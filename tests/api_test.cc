@@ -290,7 +290,7 @@ TEST(Api, MergeJoinsSplitKeysExactly) {
 
 TEST(Api, TextsForAllStatuses) {
   for (int status = 0; status <= 5; ++status) EXPECT_NE(*sparge_status_text(static_cast<sparge_status>(status)), '\0');
-  EXPECT_STREQ(sparge_version(), "0.2.0");
+  EXPECT_STREQ(sparge_version(), "0.3.0");
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 #define SPARGE_VERSION_MAJOR 0
-#define SPARGE_VERSION_MINOR 2
+#define SPARGE_VERSION_MINOR 3
 #define SPARGE_VERSION_PATCH 0
 
 /* Block maps that cross this interface are made of tiles of this size. */
