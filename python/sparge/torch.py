@@ -116,12 +116,14 @@ def _obstacle(
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
     dropout_p: float,
-    is_causal: bool,
+    scale: float | None,
     enable_gqa: bool,
 ) -> str | None:
     """Why the operator cannot do this, or None."""
     if dropout_p > 0:
         return f"dropout_p={dropout_p} is above 0"
+    if scale == 0:
+        return "scale=0 is no scale"  # to the operator, 0 is the default
     for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if tensor is None:
             continue
@@ -131,16 +133,29 @@ def _obstacle(
             return f"{name} requires a gradient"
         if tensor.is_nested:
             return f"{name} is a nested tensor"
-    if query.dtype not in _FLOATS or key.dtype not in _FLOATS or value.dtype not in _FLOATS:
-        return f"dtype {query.dtype} is none of float32, float16, bfloat16"
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dtype not in _FLOATS:
+            return f"{name}: dtype {tensor.dtype} is none of float32, float16, bfloat16"
     if query.dim() < 3 or query.shape[:-3] != key.shape[:-3] or key.shape[:-2] != value.shape[:-2]:
         return f"shapes {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)} are not those of one batch"
+    if 0 in query.shape or 0 in key.shape or 0 in value.shape:
+        return f"shapes {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)} have nothing to compute"
+    if query.shape[-1] != key.shape[-1]:
+        return f"head sizes {query.shape[-1]} of query and {key.shape[-1]} of key"
     if query.shape[-3] != key.shape[-3] and not (enable_gqa and query.shape[-3] % key.shape[-3] == 0):
         return f"{query.shape[-3]} heads of query and {key.shape[-3]} of key"
     if not 1 <= query.shape[-1] <= 576 or not 1 <= value.shape[-1] <= 576:
         return f"head size {query.shape[-1]} or {value.shape[-1]} is outside 1..576"
-    if attn_mask is not None and attn_mask.shape[-1] not in (key.shape[-2],):
-        return f"attn_mask has {attn_mask.shape[-1]} keys, key {key.shape[-2]}"
+    return None if attn_mask is None else _mask_obstacle(attn_mask, (*query.shape[:-1], key.shape[-2]))
+
+
+def _mask_obstacle(mask: torch.Tensor, scores: tuple[int, ...]) -> str | None:
+    """Why the operator cannot take this mask for scores of that shape, or None."""
+    if mask.dtype is not torch.bool and not mask.dtype.is_floating_point:
+        return f"attn_mask: dtype {mask.dtype} is neither bool nor floating"
+    fits = 2 <= mask.dim() <= len(scores) and mask.shape[-1] == scores[-1]
+    if not fits or any(side not in (1, whole) for side, whole in zip(mask.shape[::-1], scores[::-1])):
+        return f"attn_mask: shape {tuple(mask.shape)} does not fit the scores, {scores}"
     return None
 
 
@@ -166,7 +181,7 @@ def scaled_dot_product_attention(
     if layer is None and has_torch_function_variadic(query, key, value):  # as PyTorch's functions: others may intervene
         arguments = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return handle_torch_function(scaled_dot_product_attention, arguments[:3], *arguments, fallback=fallback)
-    obstacle = _obstacle(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    obstacle = _obstacle(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
     if obstacle is None and is_causal and attn_mask is not None:
         raise ValueError("attn_mask and is_causal=True exclude each other")
     if obstacle is not None:
@@ -176,7 +191,7 @@ def scaled_dot_product_attention(
     shape = query.shape
     if query.dim() > 4:
         query, key, value = (t.flatten(0, -4) for t in (query, key, value))
-        if attn_mask is not None and attn_mask.dim() > 4:
+        if attn_mask is not None and attn_mask.dim() >= 4:  # its leading dimension is no longer the last of the batch
             attn_mask = attn_mask.expand(*shape[:-3], *attn_mask.shape[-3:]).flatten(0, -4)
     if layer is None:
         layer = current_layer()
@@ -243,18 +258,28 @@ _patch_lock = threading.Lock()
 def patch(**settings: Any) -> None:
     """From now on, F.scaled_dot_product_attention is ours where it can be, with these `Settings`; for the whole process,
     until `unpatch`. Calls are not told apart by layer, so each one calibrates for itself; see `sparse(model)`."""
+    _patch(settings)
+
+
+def _patch(settings: dict[str, Any]) -> Layer:
     layer = Layer("patch", Settings(**settings), remembers=False)
     with _patch_lock:
         _patches.append(layer)
         F.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[assignment]
+    return layer
 
 
 def unpatch() -> None:
     """Undoes the last `patch`."""
+    _unpatch(None)
+
+
+def _unpatch(layer: Layer | None) -> None:
+    """Undoes the patch of that layer, wherever it stands (threads may close theirs in any order), or the last one."""
     with _patch_lock:
         if not _patches:
             raise RuntimeError("unpatch without patch")
-        _patches.pop()
+        _patches.remove(_patches[-1] if layer is None else layer)
         if not _patches:
             F.scaled_dot_product_attention = _original
 
@@ -266,9 +291,9 @@ def sparse(model: torch.nn.Module | None = None, **settings: Any) -> Iterator[di
     With a model, each of its modules that attends has a Layer with a calibration of its own. Gives the layers by module
     name; `summary(layers.values())` prints what they did.
     """
-    patch(**settings)
+    layer = _patch(settings)
     try:
-        with contextlib.nullcontext({"": _patches[-1]}) if model is None else tracked(model, Settings(**settings)) as layers:
+        with contextlib.nullcontext({"": layer}) if model is None else tracked(model, layer.settings) as layers:
             yield layers
     finally:
-        unpatch()
+        _unpatch(layer)
