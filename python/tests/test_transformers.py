@@ -167,20 +167,35 @@ def test_whisper():
     assert len(names) == 6  # two of the encoder, two of the decoder, two across
 
 
+def local_pair():
+    """Keys like queries, and tokens that stay the same for a while: every token attends to those around it."""
+    pair = both(DECODERS["llama"]())
+    for model in pair:
+        for layer in model.model.layers:
+            queries = layer.self_attn.q_proj.weight
+            layer.self_attn.k_proj.weight.data = queries.data[: layer.self_attn.k_proj.weight.shape[0]].clone()
+            queries.data *= 3
+    return pair
+
+
 @torch.inference_mode()
 def test_sparse_really_skips_and_stays_close():
-    """Long prompt, attention that is local by construction (position in the embedding): tiles are skipped."""
-    model = build(DECODERS["mistral, window 40"](), "sparge")
-    dense = build(DECODERS["mistral, window 40"](), "eager")
-    layers = integration.configure(model, target_l1=0.1)
-    ids = tokens(1, 1500)
-    for _ in range(4):
-        logits = model(ids).logits
+    dense, model = local_pair()
+    layers = integration.configure(model, target_l1=0.05, precision="int16")
+    ids = (torch.arange(3000) // 40 + 1)[None]
+    for _ in range(6):  # ten samples of every head, and then some
+        model(ids)
+    for layer in layers.values():
+        layer.totals.__init__()
+    logits = model(ids).logits
     want = dense(ids).logits
-    assert (logits - want).abs().sum() / want.abs().sum() < 0.2  # two layers of 0.1
-    assert all(len(layer.calibrations) == 1 for layer in layers.values())
-    assert all(layer.calibrations[0].head(0).samples > 0 for layer in layers.values())
-    assert "MistralAttention" not in integration.summary(model) and "layers.1.self_attn" in integration.summary(model)
+    assert all(layer.totals.sparsity > 0.05 for layer in layers.values())
+    # Each layer may be off by 0.0625 (PV skip included); the residual stream carries part of the result past it.
+    assert 0 < (logits - want).abs().sum() / want.abs().sum() < 0.125
+    for layer in layers.values():
+        (calibration,) = layer.calibrations
+        assert any(calibration.head(h).state == "sparse" for h in range(4))
+    assert "model.layers.1.self_attn" in integration.summary(model)
 
 
 @torch.inference_mode()
