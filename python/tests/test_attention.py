@@ -121,7 +121,7 @@ def test_predict_agrees_with_attention(rule):
 def test_auto_keeps_its_bounds_on_real_heads(name):
     q, k, v, causal = read_head(name)
     calibration = sparge.Calibration(len(q), target_l1=0.05)
-    for _ in range(3):
+    for _ in range(12):  # the first choices rest on a dozen samples, and may be corrected
         out, stats = sparge.attention(q, k, v, causal=causal, calibration=calibration, return_stats=True)
     whole = sparge.attention(q, k, v, causal=causal, select="all", pv_skip="off")  # the same precision: what skipping costs
     assert stats.sparsity > 0.1
