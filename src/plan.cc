@@ -146,6 +146,9 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
   CheckRange("select", RawEnum(desc.select), SPARGE_SELECT_ALL, SPARGE_SELECT_FLOOR);
   CheckRange("predictor", RawEnum(desc.predictor), SPARGE_PREDICT_DEFAULT, SPARGE_PREDICT_PAPER);
   CheckRange("keep_sink", desc.keep_sink, -1, 1);
+  CheckRange("dense_tail", desc.dense_tail, 0, INT32_MAX);
+  SPARGE_REQUIRE(desc.dense_tail == 0 || (desc.select != SPARGE_SELECT_MAP && !HasGrid(desc)),
+                 "dense_tail=%" PRId64 " is neither for a map nor for a grid", desc.dense_tail);
   if (desc.heads == nullptr) CheckParams(desc, desc.params, -1);
   for (int64_t h = 0; desc.heads != nullptr && h < desc.q_heads; ++h) CheckParams(desc, desc.heads[h], h);
   CheckAutomatic(desc);
@@ -256,6 +259,7 @@ Plan MakeBase(const Runtime& runtime, const sparge_plan_desc& desc, Calibration*
   plan.select = desc.select;
   plan.predictor = PredictorFor(desc);
   plan.calibration = calibration;
+  plan.dense_tail = desc.dense_tail;
   plan.keep_sink = desc.keep_sink == -1 ? desc.causal == 1 : desc.keep_sink == 1;
   plan.heads.assign(desc.q_heads, desc.params);
   if (desc.heads != nullptr) plan.heads.assign(desc.heads, desc.heads + desc.q_heads);

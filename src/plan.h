@@ -63,6 +63,7 @@ struct Plan {
   sparge_select select;
   sparge_predictor predictor;
   bool keep_sink;
+  int64_t dense_tail;  // last queries of a sequence whose blocks keep all visible tiles
   std::vector<sparge_head_params> heads;  // one per query head
   std::vector<uint8_t> active;            // one per query head: computed by this plan
   Calibration* calibration;               // iff select is AUTO

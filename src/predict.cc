@@ -244,7 +244,8 @@ void PredictRow(const Plan& plan, const sparge_head_params& params, const Packed
   const Sequence& s = plan.sequences[row.sequence];
   const bool means = plan.predictor == SPARGE_PREDICT_PAPER;
   const float* k_similarity = packed.k.similarity + plan.KeyBlock(row.head / plan.heads_per_kv, s, 0);
-  const bool query_alike = packed.q.similarity[row.index] > params.theta;
+  const bool in_tail = row.last >= s.q_count - plan.dense_tail;
+  const bool query_alike = !in_tail && packed.q.similarity[row.index] > params.theta;
   int64_t candidates = 0;
   for (int64_t j = 0; j < s.k_blocks; ++j) {
     if (!row.visible[j]) continue;

@@ -184,6 +184,11 @@ typedef struct sparge_plan_desc {
   int64_t grid[3];
   int64_t text_tokens;
   int32_t text_after;
+
+  /* Query blocks with any of the last so many queries of their sequence have all visible tiles, whatever is selected
+   * for the others. What a language model says next comes from these queries: a tile that none but them needs would
+   * hardly show in the error of a head. Not with a map or a grid. */
+  int64_t dense_tail;
 } sparge_plan_desc;
 
 typedef struct sparge_plan sparge_plan;

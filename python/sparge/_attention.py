@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     pv_skip: PerHead | Literal["off"] | None
     predictor: Literal["default", "keys", "paper"]
     keep_sink: bool
+    dense_tail: int
     map: Any
     calibration: Calibration | None
     target_l1: float | None
@@ -145,6 +146,8 @@ def attention(
       calibration   a sparge.Calibration, made once per layer with these bounds: remembers what it measured
       precision     "int8" (default), "int16" or "fp32", for all heads or a list with one for each
 
+      dense_tail    all tiles for the last so many queries (their whole blocks): those a language model goes on from
+
     By hand instead (docs/command-line.md): select "all", "cdf", "topk", "floor" or "map" with theta, tau, topk, pv_skip
     (numbers, or lists with one per head; pv_skip="off"), map, predictor, keep_sink.
 
@@ -184,7 +187,7 @@ def _map_shape(q: Any, k: Any, options: Options) -> tuple[int, ...]:
     shape = _shape(q)
 
     def tokens(name: str, of: tuple[int, ...]) -> int:
-        offsets = options.get(f"{name}_offsets")
+        offsets: Any = options.get(f"{name}_offsets")
         if offsets is not None:
             return max((int(end) - int(begin) for begin, end in zip(offsets, offsets[1:])), default=0)
         return of[-3] if tokens_first and len(of) >= 3 else of[-2]
@@ -209,7 +212,9 @@ def reference(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
     return (result, _arrays.as_kind_of(q, lse)) if return_lse else result
 
 
-def calibrate(q: Any, k: Any, v: Any, calibration: Calibration, *, effort: float = 0.25, **options: Unpack[Options]) -> None:
+def calibrate(  # type: ignore[misc]  # `calibration` is an option, too
+    q: Any, k: Any, v: Any, calibration: Calibration, *, effort: float = 0.25, **options: Unpack[Options]
+) -> None:
     """Measures for `calibration` without computing a result, in about `effort` of the time of a dense call."""
     if calibration is None:
         raise TypeError("calibration=None is no sparge.Calibration")

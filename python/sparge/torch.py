@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _arrays, _core
@@ -30,6 +31,8 @@ _library.define(
     "float softcap, Tensor? sinks, bool nhd, int[]? grid, int layer) -> Tensor"
 )
 
+# What a language model says next comes from its last tokens: a question about something long ago. They see everything.
+_TAIL = 128
 _nobody = Layer("nobody", remembers=False)  # handle 0
 
 
@@ -43,6 +46,7 @@ def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, 
         options["layout"] = "NHD"
     if causal:
         options["causal"] = True
+        options["dense_tail"] = _TAIL
     if causal or window:
         options["query_offset"] = query_offset
     if window:
@@ -75,6 +79,18 @@ _library.impl("attention", _attention_cpu, "CPU")
 torch.library.register_fake("sparge::attention", _attention_fake, lib=_library)
 
 
+def _observed(*tensors: torch.Tensor) -> bool:
+    """Whether something traces, compiles, transforms or replaces operators, or these are not plain tensors on the CPU."""
+    return (
+        torch.compiler.is_compiling()
+        or any(type(tensor) is not torch.Tensor or not tensor.is_cpu for tensor in tensors)
+        or _get_current_dispatch_mode() is not None
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch._C._get_tracing_state() is not None
+        or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+    )
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -101,7 +117,9 @@ def attend(
                 layer, q, k, v, mask=mask, causal=causal, query_offset=query_offset, window=window, scale=scale,
                 softcap=softcap, sinks=sinks, nhd=nhd, grid=grid,
             )  # fmt: skip
-    return torch.ops.sparge.attention.default(
+    # PyTorch takes 12 us to call an operator written in Python: with nobody looking on, the function itself will do.
+    operator = torch.ops.sparge.attention.default if _observed(q, k, v) else _attention_cpu
+    return operator(
         q, k, v, mask, causal, query_offset, window, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap,
         sinks, nhd, grid, 0 if layer is None else layer.handle,
     )  # fmt: skip
@@ -124,12 +142,13 @@ def _obstacle(
         return f"dropout_p={dropout_p} is above 0"
     if scale == 0:
         return "scale=0 is no scale"  # to the operator, 0 is the default
+    gradients = torch.is_grad_enabled()
     for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if tensor is None:
             continue
-        if tensor.device.type not in ("cpu", "meta"):
+        if not tensor.is_cpu and tensor.device.type != "meta":
             return f"{name} is on {tensor.device}, not on the CPU"
-        if tensor.requires_grad and torch.is_grad_enabled():
+        if gradients and tensor.requires_grad:
             return f"{name} requires a gradient"
         if tensor.is_nested:
             return f"{name} is a nested tensor"
@@ -219,12 +238,10 @@ def current_layer() -> Layer | None:
     return _running.layers[-1] if _running.layers else (_patches[-1] if _patches else None)
 
 
-@torch.compiler.disable
 def _enter(layer: Layer) -> None:
     _running.layers.append(layer)
 
 
-@torch.compiler.disable
 def _leave(layer: Layer) -> None:
     if _running.layers and _running.layers[-1] is layer:
         _running.layers.pop()
@@ -239,12 +256,14 @@ def tracked(
     modules = {name: module for name, module in model.named_modules() if attends(module)}
     # The model itself has no name, and presets need one.
     layers = {name: Layer(name or type(model).__name__, settings) for name in modules}
+    # Compiled models leave their graph for these. Not as decorators: that would load the compiler with this module.
+    enter, leave = torch.compiler.disable(_enter), torch.compiler.disable(_leave)
     hooks = []
     try:
         for name, module in modules.items():
             layer = layers[name]
-            hooks.append(module.register_forward_pre_hook(lambda *_, layer=layer: _enter(layer)))
-            hooks.append(module.register_forward_hook(lambda *_, layer=layer: _leave(layer), always_call=True))
+            hooks.append(module.register_forward_pre_hook(lambda *_, layer=layer: enter(layer)))
+            hooks.append(module.register_forward_hook(lambda *_, layer=layer: leave(layer), always_call=True))
         yield layers
     finally:
         for hook in hooks:

@@ -1,5 +1,6 @@
 #include "python/src/arrays.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
@@ -7,12 +8,6 @@ namespace sparge::python {
 namespace {
 
 using Code = nb::dlpack::dtype_code;
-
-std::string DtypeText(nb::dlpack::dtype dtype) {
-  static constexpr const char* kNames[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
-  const std::string name = dtype.code < std::size(kNames) ? kNames[dtype.code] : "unknown";
-  return name + std::to_string(dtype.bits);
-}
 
 nb::dlpack::dtype DtypeOf(const char* name, const std::string& text) {
   struct Known {
@@ -58,8 +53,9 @@ Array Import(const char* name, nb::handle object) {
   NdArray array;
   if (!nb::try_cast(object, array)) {
     RaiseType(std::string(name) + ": " + nb::type_name(object.type()).c_str() +
-              " is no array with DLPack or a buffer that can be used here (is it on the CPU, without gradient" +
-              (NdArray::ReadOnly ? ")?" : ", writable)?"));
+              " is no array with DLPack or a buffer that can be used here (on the CPU, without gradient, native byte "
+              "order, strides in whole elements" +
+              (NdArray::ReadOnly ? ")" : ", writable)"));
   }
   if (array.device_type() != nb::device::cpu::value) {
     RaiseValue(std::string(name) + ": is on device type " + std::to_string(array.device_type()) + ", not on the CPU");
@@ -75,8 +71,16 @@ Array Import(const char* name, nb::handle object) {
 
 }  // namespace
 
+std::string DtypeText(nb::dlpack::dtype dtype) {
+  static constexpr const char* kNames[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+  const std::string name = dtype.code < std::size(kNames) ? kNames[dtype.code] : "unknown";
+  return name + std::to_string(dtype.bits);
+}
+
 void RaiseValue(const std::string& text) { throw nb::value_error(text.c_str()); }
 void RaiseType(const std::string& text) { throw nb::type_error(text.c_str()); }
+
+bool Empty(const Array& array) { return std::find(array.shape.begin(), array.shape.end(), 0) != array.shape.end(); }
 
 std::string ShapeText(const int64_t* shape, size_t dims) {
   std::string text = "(";
@@ -128,15 +132,19 @@ TensorView View(const Array& array, Layout layout) {
   TensorView view;
   view.shape = {dims == 4 ? array.shape[0] : 1, dims >= 3 ? array.shape[heads] : 1, array.shape[tokens],
                 array.shape[dims - 1]};
+  view.tensor.data = array.data;
+  view.tensor.dtype = ElementType(array);
+  if (Empty(array)) return view;
   // The stride of a dimension of one entry may be anything.
-  view.tensor = {array.data, ElementType(array), view.shape[0] > 1 ? array.strides[0] : 0,
-                 view.shape[1] > 1 ? array.strides[heads] : 0, view.shape[2] > 1 ? array.strides[tokens] : 0};
+  if (view.shape[0] > 1) view.tensor.batch_stride = array.strides[0];
+  if (view.shape[1] > 1) view.tensor.head_stride = array.strides[heads];
+  if (view.shape[2] > 1) view.tensor.token_stride = array.strides[tokens];
   return view;
 }
 
 TensorView ViewOutput(const Array& array, Layout layout) {
   const TensorView view = View(array, layout);
-  if (view.shape[3] > 1 && array.strides.back() != 1) {
+  if (view.shape[3] > 1 && !Empty(array) && array.strides.back() != 1) {
     RaiseValue(std::string(array.name) + ": its last dimension is not contiguous");
   }
   return view;

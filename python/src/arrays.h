@@ -19,6 +19,8 @@ namespace nb = nanobind;
 [[noreturn]] void RaiseValue(const std::string& text);
 [[noreturn]] void RaiseType(const std::string& text);
 
+// "float32"
+std::string DtypeText(nb::dlpack::dtype dtype);
 // "(2, 3, 4)"
 std::string ShapeText(const int64_t* shape, size_t dims);
 
@@ -33,6 +35,9 @@ struct Array {
   size_t dims() const { return shape.size(); }
   std::string ShapeText() const { return python::ShapeText(shape.data(), dims()); }
 };
+
+// Without a single element: then strides mean nothing.
+bool Empty(const Array& array);
 
 // PyTorch tensors come as this: its DLPack capsules take longer than a small attention.
 struct PointerView {

@@ -49,8 +49,8 @@ void Engine::SetThreads(int32_t threads) {
 int32_t Engine::threads() { return ContextFor(0)->threads(); }
 
 PlanPtr Engine::PlanFor(const std::shared_ptr<Context>& context, const sparge_plan_desc& desc,
-                        const std::shared_ptr<Calibration>& calibration) {
-  if (!Keepable(desc)) return MakePlan(*context, desc);
+                        const std::shared_ptr<Calibration>& calibration, bool keep) {
+  if (!keep || !Keepable(desc)) return MakePlan(*context, desc);
   std::list<GridPlan> dropped;  // destroyed after the lock: that of a calibration may wait for the GIL
   const std::lock_guard lock(mutex_);
   const auto same = [&](const GridPlan& kept) {

@@ -36,10 +36,10 @@ class Engine {
   void SetThreads(int32_t threads);
   int32_t threads();
 
-  // A plan costs less than a microsecond, unless it has to lay a curve through a grid: those are kept. `calibration`
-  // stays alive with it.
+  // A plan costs less than a microsecond, unless it has to lay a curve through a grid: those are kept if `keep`.
+  // `calibration` stays alive with it.
   PlanPtr PlanFor(const std::shared_ptr<Context>& context, const sparge_plan_desc& desc,
-                  const std::shared_ptr<Calibration>& calibration);
+                  const std::shared_ptr<Calibration>& calibration, bool keep);
   int64_t grids_laid();
 
   Workspace TakeWorkspace(size_t size);

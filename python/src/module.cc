@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
+
 #include "python/src/arrays.h"
 #include "python/src/engine.h"
 #include "python/src/options.h"
@@ -53,7 +55,7 @@ sparge_lse ViewLse(const Array& array, const TensorView& q) {
     const bool there = i + dims >= 3;
     const int64_t side = there ? array.shape[i + dims - 3] : 1;
     fits = side == wanted[i];
-    strides[i] = side > 1 ? array.strides[i + dims - 3] : 0;
+    strides[i] = side > 1 && !Empty(array) ? array.strides[i + dims - 3] : 0;
   }
   if (!fits || strides[2] > 1) {
     RaiseValue(std::string(array.name) + ": is no float32 array " + ShapeText(wanted.data(), 3) +
@@ -62,9 +64,23 @@ sparge_lse ViewLse(const Array& array, const TensorView& q) {
   return {static_cast<float*>(array.data), strides[0], strides[1]};
 }
 
-void CallLibrary(Verb verb, Engine& engine, const Problem& problem, RunArgs& args, double effort) {
+// `predict` writes a map; its caller made the array from the shapes, which are not all there is to it.
+void CheckMap(const Array& map, const sparge_plan* plan, const PlanDesc& desc) {
+  int64_t q_blocks = 0;
+  int64_t k_blocks = 0;
+  sparge_plan_map_shape(plan, &q_blocks, &k_blocks);
+  int64_t entries = 1;
+  for (const int64_t side : map.shape) entries *= side;
+  if (entries != desc.batch * desc.q_heads * q_blocks * k_blocks) {
+    throw std::length_error("the map has " + std::to_string(entries) + " entries");
+  }
+}
+
+void CallLibrary(Verb verb, Engine& engine, const Problem& problem, RunArgs& args, const Outputs& outputs,
+                 double effort) {
   const auto context = engine.ContextFor(ThreadsFor(problem));
-  const PlanPtr plan = engine.PlanFor(context, problem.desc, problem.calibration);
+  const PlanPtr plan = engine.PlanFor(context, problem.desc, problem.calibration, !problem.own_calibration);
+  if (outputs.map) CheckMap(*outputs.map, plan.get(), problem.desc);
   if (verb == Verb::kReference) return Check(sparge_reference(plan.get(), &args));
   Workspace workspace = engine.TakeWorkspace(sparge_plan_workspace_size(plan.get()));
   args.workspace = workspace.bytes.get();
@@ -121,7 +137,7 @@ void Call(Verb verb, nb::handle q_object, nb::handle k_object, nb::handle v_obje
     args.head_stats = outputs.stats->heads.data();
   }
   nb::gil_scoped_release release;
-  CallLibrary(verb, Engine::Get(), problem, args, effort);
+  CallLibrary(verb, Engine::Get(), problem, args, outputs, effort);
 }
 
 std::optional<Array> OptionalOutput(const char* name, nb::handle object) {

@@ -19,7 +19,9 @@ struct Given {
   CalibrationDesc bounds;
   bool has_bounds = false;
   bool has_pv_l1 = false;
-  bool exact = false;  // target_l1 = 0
+  bool exact = false;         // target_l1 = 0
+  bool other_bounds = false;  // than target_l1
+  bool sink = false;
 };
 
 struct Reading {
@@ -41,6 +43,20 @@ T Cast(const Reading& r, const char* wanted) {
 bool Bool(const Reading& r) { return Cast<bool>(r, "bool"); }
 int64_t Int(const Reading& r) { return Cast<int64_t>(r, "int"); }
 double Float(const Reading& r) { return Cast<double>(r, "float"); }
+
+void NotZero(const Reading& r, double value) {
+  if (value == 0) RaiseValue(std::string(r.name) + "=0: leave it out, or give another value");
+}
+
+// Within what the library takes, so that no value is changed on its way there.
+int64_t IntBetween(const Reading& r, int64_t low, int64_t high) {
+  const int64_t value = Int(r);
+  if (value < low || value > high) {
+    RaiseValue(std::string(r.name) + "=" + std::to_string(value) + " is outside " + std::to_string(low) + ".." +
+               std::to_string(high));
+  }
+  return value;
+}
 
 template <class E>
 struct Named {
@@ -75,10 +91,12 @@ bool IsSequence(nb::handle value) { return PySequence_Check(value.ptr()) && !nb:
 
 template <class T, class Element>
 std::vector<T> Sequence(const Reading& r, const Element& element) {
+  if (!IsSequence(r.value)) RaiseType(std::string(r.name) + "=" + Text(r.value) + " is no list");
   std::vector<T> values;
   for (nb::handle item : nb::borrow(r.value)) {
     values.push_back(element(Reading{r.problem, r.given, r.name, item}));
   }
+  if (values.empty()) RaiseValue(std::string(r.name) + " is empty");
   return values;
 }
 
@@ -126,8 +144,9 @@ constexpr Option kOptions[] = {
     {"layout", [](const Reading&) {}},  // ReadLayout
     {"causal", [](const Reading& r) { r.problem.desc.causal = Bool(r); }},
     {"query_offset", [](const Reading& r) { r.problem.desc.query_offset = Int(r); }},
-    {"window", [](const Reading& r) { r.problem.desc.window = Int(r); }},
-    {"scale", [](const Reading& r) { r.problem.desc.scale = Float(r); }},
+    // To the library 0 means none, or the default; who writes 0 here wants something else.
+    {"window", [](const Reading& r) { NotZero(r, r.problem.desc.window = Int(r)); }},
+    {"scale", [](const Reading& r) { NotZero(r, r.problem.desc.scale = Float(r)); }},
     {"softcap", [](const Reading& r) { r.problem.desc.softcap = Float(r); }},
     {"mask", [](const Reading& r) { r.problem.mask = Input("mask", r.value); }},
     {"alibi_slopes", [](const Reading& r) { r.problem.alibi_slopes = Floats(r); }},
@@ -144,7 +163,12 @@ constexpr Option kOptions[] = {
     {"pv_skip", [](const Reading& r) { r.given.pv_skip = OneOrMany<double>(r, PvSkip); }},
     {"predictor",
      [](const Reading& r) { r.problem.desc.predictor = OneOf<sparge_predictor>("predictor", r.value, kPredictors); }},
-    {"keep_sink", [](const Reading& r) { r.problem.desc.keep_sink = Bool(r); }},
+    {"keep_sink",
+     [](const Reading& r) {
+       r.problem.desc.keep_sink = Bool(r);
+       r.given.sink = true;
+     }},
+    {"dense_tail", [](const Reading& r) { r.problem.desc.dense_tail = Int(r); }},
     {"map", [](const Reading& r) { r.problem.map = Input("map", r.value); }},
     {"calibration",
      [](const Reading& r) { r.problem.calibration = Cast<std::shared_ptr<Calibration>>(r, "sparge.Calibration"); }},
@@ -152,12 +176,16 @@ constexpr Option kOptions[] = {
     {"pv_l1",
      [](const Reading& r) {
        ReadBound(r, r.given.bounds.pv_l1);
-       r.given.has_pv_l1 = true;
+       r.given.has_pv_l1 = r.given.other_bounds = true;
      }},
-    {"round_l1", [](const Reading& r) { ReadBound(r, r.given.bounds.round_l1); }},
+    {"round_l1",
+     [](const Reading& r) {
+       ReadBound(r, r.given.bounds.round_l1);
+       r.given.other_bounds = true;
+     }},
     {"seed",
      [](const Reading& r) {
-       r.given.bounds.seed = static_cast<uint64_t>(Int(r));
+       r.given.bounds.seed = static_cast<uint64_t>(IntBetween(r, 0, INT64_MAX));
        r.given.has_bounds = true;
      }},
     {"grid", ReadGrid},
@@ -165,8 +193,7 @@ constexpr Option kOptions[] = {
     {"text_after", [](const Reading& r) { r.problem.desc.text_after = Bool(r); }},
     {"q_offsets", [](const Reading& r) { r.problem.q_offsets = Sequence<int64_t>(r, Int); }},
     {"kv_offsets", [](const Reading& r) { r.problem.kv_offsets = Sequence<int64_t>(r, Int); }},
-    {"threads",
-     [](const Reading& r) { r.problem.threads = static_cast<int32_t>(std::clamp<int64_t>(Int(r), -1, 5000)); }},
+    {"threads", [](const Reading& r) { r.problem.threads = static_cast<int32_t>(IntBetween(r, 0, 4096)); }},
 };
 
 void ReadOption(nb::handle key, nb::handle value, Problem& problem, Given& given) {
@@ -242,6 +269,23 @@ void SetParameters(const Given& given, Problem& problem) {
   }
 }
 
+// Thresholds that a rule does not look at are refused.
+void CheckThresholds(const Given& given, const PlanDesc& desc) {
+  const bool dense = desc.select == SPARGE_SELECT_ALL || desc.select == SPARGE_SELECT_MAP;
+  const bool by_tau = desc.select == SPARGE_SELECT_CDF || desc.select == SPARGE_SELECT_FLOOR;
+  const struct {
+    const char* name;
+    bool without_effect;
+  } checks[] = {{"theta", given.theta && dense},
+                {"tau", given.tau && !by_tau},
+                {"topk", given.topk && desc.select != SPARGE_SELECT_TOPK},
+                {"predictor", desc.predictor != SPARGE_PREDICT_DEFAULT && dense},
+                {"keep_sink", given.sink && dense}};
+  for (const auto& check : checks) {
+    if (check.without_effect) RaiseValue(std::string(check.name) + " has no effect on this way to select tiles");
+  }
+}
+
 // Automatic unless thresholds or a map say otherwise. A bound of 0 is exact: nothing skipped, and fp32 unless told.
 void SetSelection(Given& given, Problem& problem) {
   PlanDesc& desc = problem.desc;
@@ -255,6 +299,7 @@ void SetSelection(Given& given, Problem& problem) {
     automatic = SPARGE_SELECT_FLOOR;
   desc.select = given.select.value_or(automatic);
   if (desc.select == SPARGE_SELECT_AUTO && given.exact && !problem.calibration) {
+    if (thresholds || given.other_bounds) RaiseValue("target_l1=0 is exact: no other bound or threshold has an effect");
     desc.select = SPARGE_SELECT_ALL;
     given.pv_skip = {SPARGE_PV_SKIP_OFF};
     if (!given.precision) given.precision = {SPARGE_FP32};
@@ -265,6 +310,7 @@ void SetSelection(Given& given, Problem& problem) {
   if (!is_auto && (given.has_bounds || problem.calibration)) {
     RaiseValue("target_l1, pv_l1, round_l1, seed and calibration are for select='auto'");
   }
+  CheckThresholds(given, desc);
   if (problem.calibration && given.has_bounds) {
     RaiseValue("target_l1, pv_l1, round_l1 and seed belong to the calibration: give them when it is made");
   }
@@ -272,6 +318,7 @@ void SetSelection(Given& given, Problem& problem) {
     given.bounds.q_heads = desc.q_heads;
     if (!given.has_pv_l1) given.bounds.pv_l1 = 1.25 * given.bounds.target_l1;
     problem.calibration = std::make_shared<Calibration>(given.bounds);
+    problem.own_calibration = true;
   }
   desc.calibration = problem.calibration ? problem.calibration->get() : nullptr;
 }
@@ -284,7 +331,7 @@ sparge_mask_type MaskType(const Array& input) {
   }
   if (code == nb::dlpack::dtype_code::Float && dtype.bits == 32) return SPARGE_MASK_ADD_F32;
   if (code == nb::dlpack::dtype_code::Float && dtype.bits == 16) return SPARGE_MASK_ADD_F16;
-  RaiseType(std::string(input.name) + ": its dtype is none of bool, uint8, float32, float16");
+  RaiseType(std::string(input.name) + ": dtype " + DtypeText(dtype) + " is none of bool, uint8, float32, float16");
 }
 
 // Right-aligned, with ones that broadcast; the last `fixed` dimensions must be there in full.
@@ -366,7 +413,6 @@ Layout ReadLayout(nb::dict options) {
 void ReadProblem(const TensorView& q, const TensorView& k, const TensorView* v, nb::dict options, Problem& problem) {
   Given given;
   for (const auto& [key, value] : options) ReadOption(key, value, problem, given);
-  if (problem.threads < 0) RaiseValue("threads is negative");
   SetShapes(q, k, v, problem.desc);
   SetSelection(given, problem);
   SetParameters(given, problem);

@@ -93,7 +93,7 @@ class Mask(torch.Tensor):
     window: int  # 0, or also j > i + query_offset - window
     padding: torch.Tensor | None  # bool (batch, keys), false where no token is
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
@@ -103,12 +103,12 @@ class Mask(torch.Tensor):
         mask.causal, mask.query_offset, mask.window, mask.padding = causal, query_offset, window, padding
         return mask
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         padded = "" if self.padding is None else ", padded"
         return f"Mask({tuple(self.shape)}, causal={self.causal}, offset={self.query_offset}, window={self.window}{padded})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         args, kwargs = tree_map_only(Mask, Mask.written_out, (args, kwargs or {}))
         return func(*args, **kwargs)
 
