@@ -62,6 +62,12 @@ TEST(Api, BadPlans) {
       {"precision=3", [](PlanDesc& d) { d.precision = static_cast<sparge_precision>(3); }},
       {"select=-1", [](PlanDesc& d) { d.select = static_cast<sparge_select>(-1); }},
       {"keep_sink=2", [](PlanDesc& d) { d.keep_sink = 2; }},
+      {"dense_tail=-1", [](PlanDesc& d) { d.dense_tail = -1; }},
+      {"dense_tail=5 is neither for a map",
+       [](PlanDesc& d) {
+         d.dense_tail = 5;
+         d.select = SPARGE_SELECT_MAP;
+       }},
       {"tau=1.01", [](PlanDesc& d) { d.params.tau = 1.01; }},
       {"tau=-0.1", [](PlanDesc& d) { d.params.tau = -0.1; }},
       {"tau=nan", [=](PlanDesc& d) { d.params.tau = nan; }},

@@ -84,7 +84,8 @@ class Rule {
     Ruled out{std::vector<uint8_t>(k_.size(), 0)};
     std::vector<std::pair<double, int>> candidates;  // (score, block)
     int64_t visible = 0;
-    const bool q_alike = q_[i].similarity > params.theta;
+    const bool in_tail = std::min(p_.shape.q_tokens, (i + 1) * 128) > p_.shape.q_tokens - p_.desc.dense_tail;
+    const bool q_alike = !in_tail && q_[i].similarity > params.theta;
     out.clear &= std::fabs(q_[i].similarity - params.theta) > 1e-5;
     for (size_t j = 0; j < k_.size(); ++j) {
       if (!Visible(i, j)) continue;
@@ -254,6 +255,20 @@ TEST(Predict, CausalOffsetsWindowsAndSinks) {
   Problem p = Structured(500, 777, 5);
   p.desc.keep_sink = 1;
   ExpectRule(p, ByPosition(p));
+}
+
+TEST(Predict, LastQueriesSeeAllTiles) {
+  Problem p = Structured(700, 1000, 11);  // the last block has 60 queries
+  p.desc.causal = 1;
+  double before = 1;
+  for (const int64_t tail : {int64_t{0}, int64_t{1}, int64_t{61}, int64_t{700}}) {
+    SCOPED_TRACE(tail);
+    p.desc.dense_tail = tail;
+    const double sparsity = ExpectRule(p, ByPosition(p));
+    EXPECT_LT(sparsity, before);  // one block more each time, then all
+    before = sparsity;
+  }
+  EXPECT_EQ(before, 0);
 }
 
 TEST(Predict, MaskHidesTiles) {

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Tuple
 
 import numpy as np
-
-from . import _core
 
 
 def _is_torch(array: Any) -> bool:
@@ -15,14 +13,17 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+# What the extension module takes beside arrays: address, shape, strides in elements, name of the type as PyTorch has it.
+View = Tuple[int, Tuple[int, ...], Tuple[int, ...], str]
+
 _DTYPE_NAMES: dict[Any, str] = {}
 
 
-def torch_view(tensor: Any) -> _core.PointerView:
+def torch_view(tensor: Any) -> View:
     """A PyTorch tensor on the CPU without the microseconds of a DLPack capsule. The tensor must outlive the call."""
     dtype = tensor.dtype
     name = _DTYPE_NAMES.get(dtype) or _DTYPE_NAMES.setdefault(dtype, str(dtype))
-    return _core.PointerView(tensor.data_ptr(), tensor.shape, tensor.stride(), name)
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), name)
 
 
 def wrapped(name: str, array: Any) -> Any:
@@ -35,12 +36,12 @@ def wrapped(name: str, array: Any) -> Any:
         raise TypeError(f"{name}: {type(array).__name__} is no array") from None
 
 
-def _bfloat16_view(name: str, array: np.ndarray[Any, Any]) -> _core.PointerView:
+def _bfloat16_view(name: str, array: np.ndarray[Any, Any]) -> View:
     """An array of the package ml_dtypes, whose type neither DLPack nor the buffer protocol of NumPy can name."""
     strides, odd = zip(*(divmod(stride, array.itemsize) for stride in array.strides)) if array.ndim else ((), ())
     if any(odd):
         raise ValueError(f"{name}: strides {array.strides} are no multiples of its {array.itemsize} bytes per element")
-    return _core.PointerView(array.__array_interface__["data"][0], array.shape, strides, "torch.bfloat16")
+    return (array.__array_interface__["data"][0], array.shape, strides, "torch.bfloat16")
 
 
 def importable(name: str, array: Any) -> Any:
@@ -51,7 +52,7 @@ def importable(name: str, array: Any) -> Any:
         return _bfloat16_view(name, array) if foreign else array
     if not _is_torch(array):
         return array
-    if array.device.type != "cpu":
+    if not array.is_cpu:
         raise ValueError(f"{name}: is on device {array.device}, not on the CPU")
     if array.requires_grad:
         import torch

@@ -221,7 +221,7 @@ def calibrate(  # type: ignore[misc]  # `calibration` is an option, too
     q, k, v = _arrays.wrapped("q", q), _arrays.wrapped("k", k), _arrays.wrapped("v", v)
     view = _arrays.importable
     options["calibration"] = calibration
-    owners = _importable(options)  # noqa: F841: alive until the call is over
+    owners = _importable(options)  # type: ignore[arg-type]  # noqa: F841: alive until the call is over
     _core.calibrate(view("q", q), view("k", k), view("v", v), effort, options)
 
 

@@ -9,7 +9,8 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Union
 
-from ._attention import Precision, Stats
+from . import _core
+from ._attention import Precision
 from ._calibration import Calibration
 from ._presets import Preset
 
@@ -57,21 +58,9 @@ class Totals:
     def sparsity(self) -> float:
         return 1 - self.qk_computed / self.qk_eligible if self.qk_eligible else 0.0
 
-    def add(self, other: Union[Stats, Totals]) -> None:
-        if isinstance(other, Stats):
-            self.calls += 1
-            eligible, computed = other.qk_tiles, other.pv_tiles
-            self.qk_eligible += eligible["eligible"]
-            self.qk_computed += eligible["computed"]
-            self.pv_eligible += computed["eligible"]
-            self.pv_computed += computed["computed"]
-        else:
-            self.calls += other.calls
-            self.qk_eligible += other.qk_eligible
-            self.qk_computed += other.qk_computed
-            self.pv_eligible += other.pv_eligible
-            self.pv_computed += other.pv_computed
-        self.time_ms += other.time_ms
+    def add(self, other: Totals) -> None:
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass(eq=False)
@@ -134,9 +123,16 @@ class Layer:
             return {"target_l1": s.target_l1, "pv_l1": s.pv_l1, "round_l1": s.round_l1, "seed": s.seed, **precision}
         return {"calibration": self.calibration(q_heads, causal), **precision}
 
-    def record(self, stats: Stats) -> None:
+    def record(self, stats: _core.CallStats) -> None:
         with self._lock:
-            self.totals.add(stats)
+            t = self.totals
+            time_ms, qk_eligible, qk_computed, pv_eligible, pv_computed = stats.totals()
+            t.calls += 1
+            t.time_ms += time_ms
+            t.qk_eligible += qk_eligible
+            t.qk_computed += qk_computed
+            t.pv_eligible += pv_eligible
+            t.pv_computed += pv_computed
 
 
 def by_handle(handle: int) -> Layer | None:

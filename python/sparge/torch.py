@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _arrays, _core
-from ._attention import Stats
 from ._layers import Layer, Settings, by_handle, summary
 
 __all__ = ["Layer", "Settings", "attend", "current_layer", "patch", "scaled_dot_product_attention", "sparse", "summary", "unpatch"]
@@ -67,7 +66,7 @@ def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, 
     view = _arrays.torch_view
     stats = _core.attention(view(q), view(k), view(v), view(out), None, known is not _nobody, options)
     if stats is not None:
-        known.record(Stats(**stats.fields()))
+        known.record(stats)
     return out
 
 

@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <string_view>
 
 namespace sparge::python {
 namespace {
 
 using Code = nb::dlpack::dtype_code;
 
-nb::dlpack::dtype DtypeOf(const char* name, const std::string& text) {
+nb::dlpack::dtype DtypeOf(const char* name, nb::str dtype) {
+  const std::string_view text = dtype.c_str();
   struct Known {
     const char* text;
     Code code;
@@ -21,7 +23,7 @@ nb::dlpack::dtype DtypeOf(const char* name, const std::string& text) {
   for (const Known& known : kKnown) {
     if (text == known.text) return {static_cast<uint8_t>(known.code), known.bits, 1};
   }
-  RaiseType(std::string(name) + ": dtype " + text + " is not supported");
+  RaiseType(std::string(name) + ": dtype " + std::string(text) + " is not supported");
 }
 
 sparge_dtype ElementType(const Array& array) {
@@ -41,13 +43,14 @@ std::vector<int64_t> Integers(const nb::tuple& tuple) {
 
 template <class NdArray>
 Array Import(const char* name, nb::handle object) {
-  const PointerView* view = nullptr;
-  if (nb::try_cast(object, view, /*convert=*/false) && view != nullptr) {
+  if (nb::isinstance<nb::tuple>(object)) {
+    const auto view = nb::borrow<nb::tuple>(object);
+    if (view.size() != 4) RaiseType(std::string(name) + ": tuple is no array");
     return {name,
-            reinterpret_cast<void*>(view->address),
-            DtypeOf(name, view->dtype),
-            Integers(view->shape),
-            Integers(view->strides),
+            reinterpret_cast<void*>(nb::cast<uintptr_t>(view[0])),
+            DtypeOf(name, nb::cast<nb::str>(view[3])),
+            Integers(nb::cast<nb::tuple>(view[1])),
+            Integers(nb::cast<nb::tuple>(view[2])),
             {}};
   }
   NdArray array;

@@ -39,14 +39,8 @@ struct Array {
 // Without a single element: then strides mean nothing.
 bool Empty(const Array& array);
 
-// PyTorch tensors come as this: its DLPack capsules take longer than a small attention.
-struct PointerView {
-  uintptr_t address;
-  nb::tuple shape, strides;
-  std::string dtype;
-};
-
-// Anything with DLPack or a buffer on the CPU, or a PointerView.
+// Anything with DLPack or a buffer on the CPU; or a tuple (address, shape, strides, str(dtype)): PyTorch tensors come
+// as this, because its DLPack capsules take longer than a small attention.
 Array ImportInput(const char* name, nb::handle object);
 Array ImportOutput(const char* name, nb::handle object);
 

@@ -283,6 +283,12 @@ nb::dict StatsFields(const CallStats& s) {
   return d;
 }
 
+// What a layer adds up, call by call.
+nb::tuple StatsTotals(const CallStats& s) {
+  const sparge_head_stats& t = s.stats.total;
+  return nb::make_tuple(s.stats.total_ms, t.qk_eligible, t.qk_computed, t.pv_eligible, t.pv_computed);
+}
+
 // A failed call of the library as the Python exception that fits.
 void Translate(const std::exception_ptr& pointer, void*) {
   try {
@@ -301,12 +307,7 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // an interpreter that goes down with models alive is no defect of ours
   nb::register_exception_translator(Translate);
 
-  nb::class_<PointerView>(m, "PointerView")
-      .def("__init__",
-           [](PointerView* self, uintptr_t address, nb::tuple shape, nb::tuple strides, const std::string& dtype) {
-             new (self) PointerView{address, std::move(shape), std::move(strides), dtype};
-           });
-  nb::class_<CallStats>(m, "CallStats").def("fields", &StatsFields);
+  nb::class_<CallStats>(m, "CallStats").def("fields", &StatsFields).def("totals", &StatsTotals);
   nb::class_<Calibration>(m, "Calibration")
       .def("__init__", &InitCalibration, nb::arg("heads"), nb::arg("target_l1"), nb::arg("pv_l1"), nb::arg("round_l1"),
            nb::arg("seed"))
