@@ -30,6 +30,9 @@ class Settings:
     round_l1: float = 0.05  # error of 8-bit arithmetic beyond which a head takes 16 bits
     precision: Precision | None = None  # None = int8, and fp32 where target_l1 is 0
     preset: Union[str, os.PathLike[str], Preset, None] = None  # of `sparge tune`, instead of calibrations
+    # Causal attention: the last queries see everything. What a language model says next comes from its last tokens, and a
+    # question about something long ago needs tiles that hardly count in the error of a whole head.
+    dense_tail: int = 128
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -37,6 +40,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name}={value} is outside 0..1")
+        if self.dense_tail < 0:
+            raise ValueError(f"dense_tail={self.dense_tail} is negative")
         if self.precision not in (None, "fp32", "int16", "int8"):
             raise ValueError(f"precision={self.precision!r} is none of fp32, int16, int8")
         if self.preset is not None:

@@ -30,8 +30,6 @@ _library.define(
     "float softcap, Tensor? sinks, bool nhd, int[]? grid, int layer) -> Tensor"
 )
 
-# What a language model says next comes from its last tokens: a question about something long ago. They see everything.
-_TAIL = 128
 _nobody = Layer("nobody", remembers=False)  # handle 0
 
 
@@ -45,7 +43,7 @@ def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, 
         options["layout"] = "NHD"
     if causal:
         options["causal"] = True
-        options["dense_tail"] = _TAIL
+        options["dense_tail"] = known.settings.dense_tail
     if causal or window:
         options["query_offset"] = query_offset
     if window:
