@@ -119,7 +119,9 @@ class Layer:
         if isinstance(s.preset, Preset):
             entry = s.preset.layer(self.name)
             entry.check(q_heads, kv_heads, qk_dim, v_dim, causal)
-            return {**entry.options, **precision, **({"select": "all", "pv_skip": "off"} if dense else {})}
+            if dense:
+                return {"precision": entry.options["precision"], "select": "all", "pv_skip": "off", **precision}
+            return {**entry.options, **precision}
         if s.target_l1 == 0:
             return {"target_l1": 0.0, **precision}
         if dense:

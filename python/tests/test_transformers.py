@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import copy
+import json
 import pickle
 
 import sparge
@@ -217,8 +218,6 @@ def preset_text(name, **changes):
     head = dict(precision="int16", select="floor", theta=0.3, tau=0.9, pv_skip="off", measured={})
     layer = dict(q_heads=4, kv_heads=2, qk_dim=16, v_dim=16, causal=True, heads=[dict(head, head=h) for h in range(4)])
     layer.update(changes)
-    import json
-
     return json.dumps(dict(format="sparge-preset", version=1, predictor="keys", layers={name: layer}))
 
 
@@ -231,6 +230,12 @@ def test_presets_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"no layer model.layers.1.self_attn; most like it: model.layers.0.self_attn"):
         model(tokens(1, 300))
     assert integration.layers(model)["model.layers.0.self_attn"].totals.calls == 1
+    whole = json.loads(preset_text("model.layers.0.self_attn"))
+    whole["layers"]["model.layers.1.self_attn"] = whole["layers"]["model.layers.0.self_attn"]
+    path.write_text(json.dumps(whole))
+    layers = integration.configure(model, preset=path)
+    model.generate(tokens(1, 300), max_new_tokens=3, do_sample=False, eos_token_id=None)  # decoding has no use for thresholds
+    assert all(layer.totals.calls == 3 and not layer.calibrations for layer in layers.values())
     path.write_text(preset_text("model.layers.0.self_attn", qk_dim=32))
     integration.configure(model, preset=path)
     with pytest.raises(ValueError, match="qk_dim=32, the model has 16"):
