@@ -31,7 +31,7 @@ python_suite() {
   rm -rf build/python/wheels
   quietly build/python/wheel.log "$folder/bin/python" -m pip wheel --no-deps --wheel-dir build/python/wheels . || return 1
   quietly build/python/pip.log "$folder/bin/python" -m pip install --no-deps --force-reinstall build/python/wheels/*.whl || return 1
-  "$folder/bin/python" -m mypy --strict --python-executable "$folder/bin/python" -p sparge || status=1
+  "$folder/bin/python" -m mypy --python-executable "$folder/bin/python" -p sparge || status=1
   "$folder/bin/python" -m pytest -q -p no:cacheprovider --junit-xml=build/python/junit.xml python/tests 2>&1 | tee "$log" || status=1
   count_python_tests build/python/junit.xml
   return $status
