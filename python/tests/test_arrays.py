@@ -235,3 +235,15 @@ def test_other_refusals():
     ):
         with pytest.raises(kind, match=text):
             call()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_jax_arrays_give_jax_arrays(dtype: str) -> None:
+    jax = pytest.importorskip("jax")
+    q = jax.numpy.asarray(np.random.default_rng(0).standard_normal((2, 70, 16), dtype=np.float32)).astype(dtype)
+    out, lse = sparge.attention(q, q, q, causal=True, target_l1=0, return_lse=True)
+    want = sparge.attention(*[np.asarray(q.astype("float32"))] * 3, causal=True, target_l1=0)
+    assert isinstance(out, jax.Array) and isinstance(lse, jax.Array) and out.dtype == q.dtype
+    # bfloat16 keeps 8 bits: half a step of the result.
+    limit = 1e-5 if dtype == "float32" else 2.0**-8 * np.abs(want).max()
+    assert np.abs(np.asarray(out.astype("float32")) - want).max() <= limit
