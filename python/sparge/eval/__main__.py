@@ -35,6 +35,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
+        if options.json not in (None, "-"):  # before minutes of work, not after
+            with open(options.json, "a", encoding="utf-8"):
+                pass
         figures = _VERBS[options.verb][1](options)
     except (Failed, ValueError, OSError) as error:
         print(f"sparge.eval: {error}", file=sys.stderr)

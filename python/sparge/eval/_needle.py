@@ -7,6 +7,8 @@ end. A cell counts the needles that the model repeats in its greedy answer, and 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -89,14 +91,21 @@ def ask(model: Any, tokenizer: Any, ids: torch.Tensor, number: str) -> tuple[boo
     return right, probability
 
 
-def _draw(path: str, kinds: dict[str, list[list[float]]], lengths: list[int], depths: list[float]) -> None:
-    try:
-        import matplotlib
+def _check_picture(path: str) -> None:
+    """Before minutes of work, not after."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Failed("--png: matplotlib is missing: pip install matplotlib")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.access(folder, os.W_OK):
+        raise Failed(f"--png {path}: cannot be written")
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise Failed("--png: matplotlib is missing: pip install matplotlib") from None
+
+def _draw(path: str, kinds: dict[str, list[list[float]]], lengths: list[int], depths: list[float]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, panels = plt.subplots(1, len(kinds), figsize=(1.6 + 3.2 * len(kinds), 3.4), sharey=True, layout="constrained")
     for panel, (kind, rows) in zip(panels, kinds.items()):
         image = panel.imshow(rows, vmin=0, vmax=1, cmap="viridis", aspect="auto")
@@ -117,6 +126,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     depths = _numbers("--depths", options.depths, float, 0, 1)
     if options.needles < 1:
         raise Failed(f"--needles {options.needles} is not positive")
+    if options.png:
+        _check_picture(options.png)
     set_threads(options)
     model, tokenizer = load_model(options.model)
     digits = random.Random(0)
