@@ -58,7 +58,7 @@ def load_model(name: str) -> tuple[Any, Any]:
     try:
         import transformers
     except ImportError:
-        raise Failed("transformers is missing: pip install 'sparge[eval]'") from None
+        raise Failed("transformers is missing: pip install transformers gguf") from None
     from sparge.integrations import transformers as integration
 
     integration.register()
