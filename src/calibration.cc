@@ -13,16 +13,16 @@ namespace sparge {
 namespace {
 
 // Errors are concentrated in few rows. With fewer samples than this, none of them may have met one.
-constexpr double kFewest = 10;
-// From here on a head is only looked after: its standard error is about a seventh of the spread between samples.
-constexpr double kSettled = 48;
-constexpr double kSettledSkips = 24;
+constexpr double kFewest = 12;
+// From here on a head is only looked after: its standard error is about an eighth of the spread between samples.
+constexpr double kSettled = 64;
+constexpr double kSettledSkips = 32;
 constexpr double kRoundingSamples = 4;
 // Older samples fade, so that a head that changes is noticed within some hundred samples.
 constexpr double kWindow = 256;
 // Recent samples this far beyond the bound are no chance any more: the head has changed, and is measured anew. What is
 // known of it counts a quarter, so that new samples decide soon, and the head is no longer settled.
-constexpr double kRecent = 12;
+constexpr double kRecent = 24;
 constexpr double kAlarm = 1.5;
 constexpr double kDistrust = 0.25;
 // Sparse code has to save this share of the tiles to be worth its prediction.

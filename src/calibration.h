@@ -33,7 +33,7 @@ struct Cell {
   bool operator==(const Cell&) const = default;
 };
 
-// Where to measure: rows [first_row, first_row + pass_rows) of a query block (Plan::QueryBlock).
+// Where to measure: some rows of a query block (Plan::QueryBlock), from first_row on.
 struct Sample {
   uint64_t call;
   int64_t head, row, first_row;
@@ -73,7 +73,7 @@ Estimate EstimateRatio(const SizeSums& sizes, const ErrorSums& errors);
 struct HeadRecord {
   double target_l1, pv_l1;
   double call = 0;  // of the last sample, counted from 1
-  // Of the last dozen samples, older ones fading: what was chosen, as it turns out.
+  // Of the last two dozen samples, older ones fading: what was chosen, as it turns out.
   double recent_count = 0, recent_error = 0, recent_size = 0;
   // theta, tau
   SizeSums sizes;

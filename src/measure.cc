@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <numeric>
 
 #include "src/base/threads.h"
 #include "src/measure_ops.h"
@@ -16,17 +17,18 @@ namespace {
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 // What is left of a row's sum below this share of all of it is rounding: the row has lost every tile.
 constexpr float kNothingLeft = 1e-6f;
-// Samples per call and head that are compared with fp32.
-constexpr int64_t kRoundingPerCall = 2;
+// One sample in so many is compared with fp32, which costs as much again; at least one of a call, at most two.
+constexpr int64_t kRoundingOneIn = 6;
 
-int64_t DropsOf(const Plan& plan) {
-  const KernelOps& kernels = *plan.runtime.kernels;
-  return plan.k_blocks * (kernels.pass_rows / kernels.group_rows);
-}
+// Rows of a sample. Fewer would be dearer by the row, and more say less by the row: neighbours are alike.
+constexpr int64_t kSampleGroups = 2;
+int64_t SampleRows(const Plan& plan) { return kSampleGroups * plan.runtime.kernels->group_rows; }
+
+int64_t DropsOf(const Plan& plan) { return plan.k_blocks * kSampleGroups; }
 
 // One worker's part of the memory.
 Measuring OfWorker(const Plan& plan, const Measuring& all, int32_t worker) {
-  const int64_t rows = plan.runtime.kernels->pass_rows;
+  const int64_t rows = SampleRows(plan);
   const int64_t tile_rows = plan.k_blocks * rows;
   Measuring mine = all;
   mine.o += worker * tile_rows * plan.channels();
@@ -57,7 +59,7 @@ class Probe {
         kernel_(BlockArgs(plan, args, packed, id_)) {
     QueryBlock& query = kernel_.query;
     const int64_t skipped = sample.first_row;
-    rows_ = std::min<int64_t>(plan.runtime.kernels->pass_rows, query.count - skipped);
+    rows_ = std::min(SampleRows(plan), query.count - skipped);
     query.rows += skipped * query.row_lanes * kLaneBytes;
     query.factor += skipped;
     query.shift += skipped;
@@ -295,20 +297,27 @@ double Chance(uint64_t seed, uint64_t call, uint64_t head, uint64_t which) {
   return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
+// Steps through `count` parts such that any few in a row are spread over all of them, and each comes once: the golden
+// section. A calibration looks at its latest samples, and in causal attention late queries are unlike early ones.
+int64_t Stride(int64_t count) {
+  auto stride = std::max<int64_t>(1, std::llround(0.618 * static_cast<double>(count)));
+  while (std::gcd(stride, count) != 1) ++stride;
+  return stride;
+}
+
 // The sample that belongs to the given query of a head, counted through all sequences.
 Sample SampleAt(const Plan& plan, int64_t head, int64_t query) {
   size_t sequence = 0;
   while (query >= plan.sequences[sequence].q_count) query -= plan.sequences[sequence++].q_count;
   const Sequence& s = plan.sequences[sequence];
-  const KernelOps& kernels = *plan.runtime.kernels;
   const int64_t block = query / kBlockQ;
-  // The passes of a block are disjoint and equally likely, so that every row counts as much as any other: those at the
+  // The samples of a block are disjoint and equally likely, so that every row counts as much as any other: those at the
   // edges of a block are the least like its means.
-  const int64_t passes = CeilDiv(s.QueriesIn(block), kernels.pass_rows);
+  const int64_t samples = CeilDiv(s.QueriesIn(block), SampleRows(plan));
   Sample sample{};
   sample.head = head;
   sample.row = plan.QueryBlock(head, s, block);
-  sample.first_row = query % kBlockQ * passes / s.QueriesIn(block) * kernels.pass_rows;
+  sample.first_row = query % kBlockQ * samples / s.QueriesIn(block) * SampleRows(plan);
   return sample;
 }
 
@@ -316,7 +325,7 @@ Sample SampleAt(const Plan& plan, int64_t head, int64_t query) {
 
 Measuring LayMeasuring(const Plan& plan, Arena& arena) {
   const int64_t workers = plan.runtime.executor.workers;
-  const int64_t rows = plan.runtime.kernels->pass_rows;
+  const int64_t rows = SampleRows(plan);
   const int64_t tile_rows = workers * plan.k_blocks * rows;
   Measuring memory{};
   memory.o = arena.Take<float>(tile_rows * plan.channels());
@@ -336,7 +345,7 @@ int64_t NextSamples(const Plan& plan, const HeadChoice& heads, Sampling& samplin
   const Calibration& calibration = *plan.calibration;
   int64_t queries = 0;
   for (const Sequence& s : plan.sequences) queries += s.q_count;
-  const double units = static_cast<double>(queries) / plan.runtime.kernels->pass_rows;
+  const double units = static_cast<double>(queries) / static_cast<double>(SampleRows(plan));
   int64_t count = 0;
   for (; sampling.head < plan.q_heads; ++sampling.head, sampling.taken = 0) {
     const int64_t head = sampling.head;
@@ -356,14 +365,15 @@ int64_t NextSamples(const Plan& plan, const HeadChoice& heads, Sampling& samplin
     for (; sampling.taken < sampling.samples; ++sampling.taken) {
       if (count == kSamplesAtOnce) return count;
       // One from each of as many equal parts of the queries.
-      const double at = (static_cast<double>(sampling.taken) + chance(1 + sampling.taken)) /
+      const int64_t part = sampling.taken * Stride(sampling.samples) % sampling.samples;
+      const double at = (static_cast<double>(part) + chance(1 + sampling.taken)) /
                         static_cast<double>(sampling.samples) * static_cast<double>(queries);
       Sample& sample = out[count++] = SampleAt(plan, head, std::min(static_cast<int64_t>(at), queries - 1));
       sample.call = sampling.call;
       sample.cell = setting.cell;
       sample.with_skips = setting.sparse;
       sample.with_rounding = plan.precision != SPARGE_FP32 && !setting.rounding_known && !setting.wide &&
-                             sampling.taken < kRoundingPerCall;
+                             sampling.taken < std::clamp<int64_t>(sampling.samples / kRoundingOneIn, 1, 2);
     }
   }
   return count;

@@ -32,12 +32,12 @@ struct Drop {
 
 // Working memory; all but samples and results per worker. A tile's results come in the order of rank.
 struct Measuring {
-  float* o;        // per tile: pass_rows rows of `channels`
+  float* o;        // per tile: the sample's rows of `channels`
   float* m;        // per tile and row
   float* l;        // per tile and row
-  float* sum;      // pass_rows rows of `channels`: a result at work
+  float* sum;      // the sample's rows of `channels`: a result at work
   float* dense;    // the same: the dense result
-  float* queries;  // pass_rows rows of dim_pad
+  float* queries;  // the sample's rows of dim_pad
   int32_t* kept;   // tile indices
   Drop* drops;
   Sample* samples;

@@ -198,7 +198,13 @@ def start(folder: Path, program: Path | None = None) -> subprocess.Popen[str]:
     code = textwrap.dedent(INTERRUPTED.format(tests=str(Path(__file__).parent)))
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), **({"SPARGE_PROGRAM": str(program)} if program else {})}
     return subprocess.Popen(
-        [sys.executable, "-c", code], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Tests that were started in the background ignore Ctrl-C, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
