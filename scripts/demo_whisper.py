@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Transcribes speech with pywhispercpp, without and with sparge: demo_whisper.py MODEL SPEECH.wav BACKEND
 
-Started with --one it does so once in this process, with sparge if BACKEND is given."""
+Each runs in a process of its own: what is loaded stays."""
 
 import argparse
 import ctypes
@@ -61,10 +61,13 @@ def main():
     parser.add_argument("speech", type=Path)
     parser.add_argument("backend", type=Path, nargs="?")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--one", action="store_true")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--same", action="store_true", help="fail if the words differ")
     arguments = parser.parse_args()
     if arguments.one:
         return transcribe(arguments)
+    if arguments.backend is None:
+        parser.error("BACKEND is missing")
     results = []
     for name, backend in (("whisper.cpp", []), ("whisper.cpp with sparge", [str(arguments.backend)])):
         command = [sys.executable, __file__, "--one", "--threads", str(arguments.threads), str(arguments.model), str(arguments.speech)]
@@ -78,7 +81,10 @@ def main():
             if start < 0:
                 sys.exit("demo_whisper.py: sparge computed nothing")
             print(done.stderr[start + 1 :].strip())
-    print(f"\n{results[0]['seconds'] / results[1]['seconds']:.2f}x, the same words: {'yes' if results[0]['text'] == results[1]['text'] else 'no'}")
+    same = results[0]["text"] == results[1]["text"]
+    print(f"\n{results[0]['seconds'] / results[1]['seconds']:.2f}x, the same words: {'yes' if same else 'no'}")
+    if arguments.same and not same:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

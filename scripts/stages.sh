@@ -103,12 +103,16 @@ ggml_suite() {
   # shellcheck disable=SC2034  # used by llama.sh
   llama_python=$PWD/build/venv/test/bin/python
   build_backend test -- ggml_sparge ggml_test || return 1
-  ctest --test-dir build/test -R '^Ggml' --output-on-failure --no-tests=error 2>&1 | tee build/test/ctest-ggml.log || return 1
+  local status=0
+  ctest --test-dir build/test -R '^Ggml' --output-on-failure --no-tests=error 2>&1 | tee build/test/ctest-ggml.log || status=1
   count_tests build/test/ctest-ggml.log
+  ((status == 0)) || return 1
   build_llama test-backend-ops || return 1
   prompt_test build/llama.cpp/ggml/include build/llama/bin || return 1
   build_old_ggml || return 1
   prompt_test build/ggml-old/source/include build/ggml-old/build/src || return 1
+  need_whisper && transcribe build/test/ggml/libggml-sparge.so --same || return 1
+  passed=$((passed + 1))
   backend_ops
 }
 

@@ -22,7 +22,8 @@ struct Mask {
   std::vector<uint16_t> data;
   ggml_tensor tensor{};
 
-  Mask(int64_t streams, int64_t queries, int64_t keys, const std::function<uint16_t(int64_t, int64_t, int64_t)>& value) {
+  Mask(int64_t streams, int64_t queries, int64_t keys,
+       const std::function<uint16_t(int64_t, int64_t, int64_t)>& value) {
     for (int64_t s = 0; s < streams; ++s) {
       for (int64_t i = 0; i < queries; ++i) {
         for (int64_t j = 0; j < keys; ++j) data.push_back(value(s, i, j));
@@ -58,9 +59,8 @@ TEST(GgmlMask, CausalWithOffsetAndPadding) {
 
 TEST(GgmlMask, Window) {
   const int64_t offset = 30, window = 17;
-  const Mask mask(1, 50, 96, [&](int64_t, int64_t i, int64_t j) {
-    return See(j <= i + offset && j > i + offset - window);
-  });
+  const Mask mask(1, 50, 96,
+                  [&](int64_t, int64_t i, int64_t j) { return See(j <= i + offset && j > i + offset - window); });
   const MaskShape wanted{.positional = true, .causal = true, .query_offset = 30, .window = 17, .keys = 80};
   EXPECT_EQ(FindMaskShape(&mask.tensor, 50, 96, 2), wanted);
 }
@@ -181,6 +181,13 @@ TEST_F(GgmlSettings, WhatHasNoEffectIsRefused) {
   setenv("SPARGE_MODE", "exact", 1);
   setenv("SPARGE_PRECISION", "int16", 1);
   EXPECT_EQ(Refusal(), "SPARGE_PRECISION has no effect with SPARGE_MODE=exact");
+  setenv("SPARGE_MODE", "off", 1);
+  EXPECT_EQ(Refusal(), "SPARGE_PRECISION has no effect with SPARGE_MODE=off");
+  unsetenv("SPARGE_MODE");
+  setenv("SPARGE_TARGET_L1", "0", 1);
+  EXPECT_EQ(Refusal(), "");
+  setenv("SPARGE_MIN_TOKENS", "512", 1);
+  EXPECT_EQ(Refusal(), "SPARGE_MIN_TOKENS has no effect with SPARGE_TARGET_L1=0");
 }
 
 }  // namespace
