@@ -32,7 +32,7 @@ constexpr double kLoyalty = 0.02;
 
 // How far below the bound an estimate has to stay, in standard errors: one, and more while samples are so few that the
 // standard error itself is in doubt.
-double Margin(double count) { return 1.0 + 16.0 / count; }
+double Margin(double count) { return 1.0 + 24.0 / count; }
 
 // The bound is for the mean over calls; a single call shall stay within kSingleCall times it in 19 of 20 cases.
 constexpr double kSingleCall = 1.2;
