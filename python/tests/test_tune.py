@@ -185,6 +185,8 @@ def test_size_is_said_after_the_first_input(tmp_path: Path, model: Any, monkeypa
 
 
 INTERRUPTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore Ctrl-C
 import sys, torch, sparge
 sys.path.insert(0, {tests!r})
 from test_tune import Model, inputs
@@ -198,13 +200,7 @@ def start(folder: Path, program: Path | None = None) -> subprocess.Popen[str]:
     code = textwrap.dedent(INTERRUPTED.format(tests=str(Path(__file__).parent)))
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), **({"SPARGE_PROGRAM": str(program)} if program else {})}
     return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Tests that were started in the background ignore Ctrl-C, and so would what they start.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        [sys.executable, "-c", code], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
     )
 
 
