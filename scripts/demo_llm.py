@@ -10,8 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-# On every Debian machine: the package base-files has it.
-DOCUMENT = Path("/usr/share/common-licenses/GPL-3")
+# On every Debian machine: the package base-files has them.
+LICENCES = Path("/usr/share/common-licenses")
+DOCUMENT = LICENCES / "GPL-3"
+# llama-perplexity wants twice the tokens of a context.
+LONGER = ("GPL-3", "GPL-2", "LGPL-2.1")
 QUESTION = "What does this document say about warranty? Answer in two sentences."
 PROMPT = "<|im_start|>user\nRead this document.\n\n{document}\n\n{question}<|im_end|>\n<|im_start|>assistant\n"
 CONTEXT = 8192
@@ -49,9 +52,9 @@ def answer(arguments, prompt, backend):
     return done.stdout.strip(), int(times[2]), float(times[1]) / 1000, done.stderr
 
 
-def perplexity(arguments, backend):
-    command = [arguments.programs / "llama-perplexity", "-m", arguments.model, "-f", DOCUMENT, "-c", arguments.perplexity_tokens]
-    command += ["-t", arguments.threads, "--chunks", 1, "-b", arguments.perplexity_tokens]
+def perplexity(arguments, text, backend):
+    command = [arguments.programs / "llama-perplexity", "-m", arguments.model, "-f", text, "-c", CONTEXT]
+    command += ["-t", arguments.threads, "--chunks", 1]
     done = run([str(part) for part in command], backend)
     return float(find(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr, "perplexity")[1])
 
@@ -63,7 +66,6 @@ def main():
     parser.add_argument("backend", type=Path)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--question", default=QUESTION)
-    parser.add_argument("--perplexity-tokens", type=int, default=4096, help="of the document; at most half of them")
     arguments = parser.parse_args()
     prompt = arguments.backend.parent / "prompt.txt"
     prompt.write_text(PROMPT.format(document=DOCUMENT.read_text(encoding="utf-8"), question=arguments.question), encoding="utf-8")
@@ -78,9 +80,11 @@ def main():
             table = find(r"(?ms)^sparge: .*?^of these ms[^\n]*", log, "statistics of sparge: was the backend loaded?")
             print(table[0], flush=True)
         results.append((name, time, tokens / time))
-    print("\nperplexity of the document's beginning", flush=True)
+    print(f"\nperplexity of {CONTEXT} tokens of licences, without and with sparge ...", flush=True)
+    text = arguments.backend.parent / "licences.txt"
+    text.write_text("".join((LICENCES / name).read_text(encoding="utf-8") for name in LONGER), encoding="utf-8")
     for place, backend in enumerate((None, arguments.backend)):
-        results[place] += (perplexity(arguments, backend),)
+        results[place] += (perplexity(arguments, text, backend),)
     print(f"\n{'':24}{'prompt':>10}{'tokens/s':>10}{'perplexity':>12}")
     for name, time, rate, value in results:
         print(f"{name:24}{time:>8.1f} s{rate:>10.0f}{value:>12.3f}")
