@@ -11,6 +11,11 @@ quietly() {
   return 1
 }
 
+# The same for a build, but on a terminal it shows itself: ninja keeps its progress to one line there.
+with_progress() {
+  if [[ -t 1 ]]; then "${@:2}"; else quietly "$@"; fi
+}
+
 # build_preset PRESET [CMAKE_ARGUMENT...] [-- TARGET...]
 build_preset() {
   local preset=$1 configure=()
@@ -25,11 +30,6 @@ build_preset() {
   mkdir -p "build/$preset"
   echo "building build/$preset ($jobs jobs)"
   quietly "build/$preset/configure.log" cmake --preset "$preset" "${configure[@]}" || return 1
-  local build=(cmake --build "build/$preset" --parallel "$jobs" ${1:+--target "$@"})
-  if [[ -t 1 ]]; then
-    "${build[@]}" || return 1  # ninja keeps its progress to one line of a terminal
-  else
-    quietly "build/$preset/build.log" "${build[@]}" || return 1
-  fi
+  with_progress "build/$preset/build.log" cmake --build "build/$preset" --parallel "$jobs" ${1:+--target "$@"} || return 1
   echo "built in $((SECONDS - begin)) s"
 }

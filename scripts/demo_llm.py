@@ -71,11 +71,10 @@ def main():
     prompt.write_text(PROMPT.format(document=DOCUMENT.read_text(encoding="utf-8"), question=arguments.question), encoding="utf-8")
 
     print(f"SmolLM2-135M reads {DOCUMENT} and is asked: {arguments.question}\n", flush=True)
-    seconds, results = [], []
+    results = []
     for name, backend in (("llama.cpp", None), ("llama.cpp with sparge", arguments.backend)):
         text, tokens, time, log = answer(arguments, prompt, backend)
         print(f"--- {name}: {tokens} tokens of prompt in {time:.1f} s, {tokens / time:.0f} tokens/s\n{text}\n", flush=True)
-        seconds.append(time)
         if backend:
             table = find(r"(?ms)^sparge: .*?^of these ms[^\n]*", log, "statistics of sparge: was the backend loaded?")
             print(table[0], flush=True)
@@ -89,7 +88,7 @@ def main():
     for name, time, rate, value in results:
         print(f"{name:24}{time:>8.1f} s{rate:>10.0f}{value:>12.3f}")
     change = 100 * (results[1][3] / results[0][3] - 1)
-    print(f"{'sparge':24}{seconds[0] / seconds[1]:>9.2f}x{'':10}{change:>+11.2f}%")
+    print(f"{'sparge':24}{results[0][1] / results[1][1]:>9.2f}x{'':10}{change:>+11.2f}%")
 
 
 if __name__ == "__main__":

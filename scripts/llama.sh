@@ -21,12 +21,7 @@ build_llama() {
   echo "building $folder: $* (several minutes the first time)"
   quietly $folder/configure.log cmake -S build/llama.cpp -B $folder -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
     -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_EXAMPLES=OFF || return 1
-  local build=(cmake --build "$folder" --parallel "$(nproc)" --target "$@")
-  if [[ -t 1 ]]; then
-    "${build[@]}" || return 1
-  else
-    quietly $folder/build.log "${build[@]}" || return 1
-  fi
+  with_progress $folder/build.log cmake --build $folder --parallel "$(nproc)" --target "$@" || return 1
   echo "built in $((SECONDS - begin)) s"
 }
 
