@@ -124,7 +124,7 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
 // Error bounds instead of parameters, and parameters that were found before.
 void RegisterTuned(CLI::App& app, Verb verb, Options& options) {
   const std::string group = "Sparsity";
-  AddNumber(app, "--target-l1", "auto: relative L1 that a head's selection may cost; default 0.02", group,
+  AddNumber(app, "--target-l1", "auto: relative L1 that a head's selection may cost; default 0.015", group,
             options.target_l1, 0, 1);
   if (verb != Verb::kMap) {
     AddNumber(app, "--pv-l1", "auto: the same with PV skip; default 1.25 times --target-l1", group, options.pv_l1, 0,

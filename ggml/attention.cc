@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string_view>
@@ -19,17 +21,16 @@ namespace {
 // prompt comes in batches of equal size, and the smaller one after them is its end.
 constexpr int64_t kDenseTail = SPARGE_BLOCK_Q;
 
-// A prompt comes in small batches against ever more keys. A run samples a few per cent of its rows, and of small
-// batches that is so little that half of the prompt would be over before the first choice. The early batches are cheap,
-// so up to this share of their time goes into samples, until there are enough to choose from.
-constexpr double kStartEffort = 0.5;
-constexpr double kStartSamples = 12;
-// What was measured with few keys need not hold with many: whenever there are so many times as many, more samples are
-// taken.
-constexpr double kGrowth = 1.5;
-constexpr double kMoreSamples = 6;
-// What a sample costs, in rows of a dense call: 16 rows, tile by tile.
-constexpr double kRowsPerSample = 32;
+// A prompt comes in small batches against ever more keys, and each part of it is another text. The few per cent of a
+// call that runs sample by themselves would be too little of so small calls: the choice would come late, and be of the
+// parts before. So many keys of a dense call are spent instead, that is the same time in every batch, which is much of
+// the early and cheap ones, within these shares. docs/ggml.md has what that does to perplexity.
+constexpr double kSampledKeys = 1536;
+constexpr double kLeastEffort = 0.125;
+constexpr double kMostEffort = 0.5;
+
+// Room for keys in a layer's cache, at first; doubled when there are more.
+constexpr int64_t kFirstRoom = 2048;
 
 class Stopwatch {
  public:
@@ -168,6 +169,8 @@ void Totals::Add(const Totals& other) {
   mask_ms += other.mask_ms;
   convert_ms += other.convert_ms;
   pack_ms += other.pack_ms;
+  key_blocks += other.key_blocks;
+  key_blocks_reused += other.key_blocks_reused;
   measure_ms += other.measure_ms;
   total_ms += other.total_ms;
   tiles.qk_eligible += other.tiles.qk_eligible;
@@ -261,6 +264,8 @@ void Attention::ChooseAuto(Layer& layer, PlanDesc& desc) {
   desc.select = SPARGE_SELECT_AUTO;
   desc.precision = settings_.precision;
   desc.calibration = layer.calibration->get();
+  if (!desc.causal) return;
+  desc.least_effort = std::clamp(kSampledKeys / static_cast<double>(desc.kv_tokens), kLeastEffort, kMostEffort);
 }
 
 // Which tiles, and with how many bits.
@@ -278,19 +283,28 @@ void Attention::Choose(Layer& layer, PlanDesc& desc) {
   if (tail && desc.select != SPARGE_SELECT_ALL) desc.dense_tail = kDenseTail;
 }
 
-// Samples for a layer that has too few of them to choose, or none with so many keys.
-void Attention::Calibrate(const PlanDesc& desc, const Plan& plan, const RunArgs& args, Layer& layer) {
-  if (desc.select != SPARGE_SELECT_AUTO || !desc.causal) return;
-  const auto keys = static_cast<double>(desc.kv_tokens);
-  const bool grown = keys >= kGrowth * layer.measured_keys;
-  const double wanted = std::max(kStartSamples - layer.samples, grown ? kMoreSamples : 0.0);
-  if (wanted <= 0) return;
-  const Stopwatch watch;
-  const double share = std::min(kStartEffort, wanted * kRowsPerSample / static_cast<double>(desc.q_tokens));
-  Check(sparge_calibrate(plan.get(), &args, share));
-  layer.samples += share * static_cast<double>(desc.q_tokens) / kRowsPerSample;
-  layer.measured_keys = keys;
-  layer.totals.measure_ms += watch.Ms();
+// Memory for what was packed of the keys that the next batches will see again.
+void Cache::Lend(const Plan& plan, RunArgs& args) {
+  const size_t needed = sparge_plan_cache_size(plan.get());
+  if (needed == 0) return;
+  if (size_ < needed) {
+    memory_.reset();  // before the new one: never both
+    size_ = 0;
+    // Zeros that take no memory until they are written to: the part for int16 hardly ever is.
+    memory_.reset(static_cast<std::byte*>(std::calloc(needed, 1)));
+    if (!memory_) throw std::bad_alloc();
+    size_ = needed;
+  }
+  args.cache = memory_.get();
+  args.cache_size = size_;
+}
+
+// A prompt that goes on, in all heads at once.
+void Attention::UseCache(PlanDesc& desc, Layer& layer) {
+  if (!desc.causal) return;
+  layer.cache_tokens = std::max(layer.cache_tokens, kFirstRoom);
+  while (layer.cache_tokens < desc.kv_tokens) layer.cache_tokens *= 2;
+  desc.cache_tokens = layer.cache_tokens;
 }
 
 void Attention::Run(const PlanDesc& desc, RunArgs& args, Layer& layer) {
@@ -303,17 +317,19 @@ void Attention::Run(const PlanDesc& desc, RunArgs& args, Layer& layer) {
   }
   args.workspace = workspace_.get();
   args.workspace_size = workspace_size_;
-  Calibrate(desc, plan, args, layer);
+  layer.cache.Lend(plan, args);
   Stats stats;
   args.stats = &stats;
   Check(sparge_run(plan.get(), &args));
   layer.totals.pack_ms += stats.pack_ms;
+  layer.totals.key_blocks += stats.key_blocks;
+  layer.totals.key_blocks_reused += stats.key_blocks_reused;
   layer.totals.measure_ms += stats.measure_ms;
   layer.totals.tiles.qk_eligible += stats.total.qk_eligible;
   layer.totals.tiles.qk_computed += stats.total.qk_computed;
 }
 
-// All heads and streams in one run: one mask for all heads, without slopes.
+// All heads and streams in one run: one mask for all heads, or a rule of positions.
 void Attention::ComputeTogether(const Operands& op, const MaskShape& shape, Layer& layer, RunArgs& args) {
   PlanDesc desc = Describe(op);
   if (shape.positional) {
@@ -321,12 +337,18 @@ void Attention::ComputeTogether(const Operands& op, const MaskShape& shape, Laye
     desc.causal = shape.causal;
     if (shape.causal) desc.query_offset = shape.query_offset;
     desc.window = shape.window;
+    if (shape.distances) {
+      slopes_.clear();
+      for (int64_t h = 0; h < op.heads(); ++h) slopes_.push_back(SlopeOf(h, op.heads(), op.max_bias));
+      desc.alibi_slopes = slopes_.data();
+    }
   } else {
     desc.mask = SPARGE_MASK_ADD_F16;
     const auto stride = [&](int i) { return static_cast<int64_t>(op.mask->nb[i] / sizeof(uint16_t)); };
     args.mask = {op.mask->data, op.mask->ne[3] > 1 ? stride(3) : 0, op.mask->ne[2] > 1 ? stride(2) : 0, stride(1)};
   }
   Choose(layer, desc);
+  UseCache(desc, layer);
   Run(desc, args, layer);
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <sparge/sparge.hpp>
@@ -38,10 +39,25 @@ bool CanCompute(const Operands& op);
 struct Totals {
   int64_t calls = 0;
   double mask_ms = 0, convert_ms = 0, pack_ms = 0, measure_ms = 0, total_ms = 0;
+  int64_t key_blocks = 0, key_blocks_reused = 0;
   sparge_head_stats tiles{};
 
   void Add(const Totals& other);
   double Sparsity() const;
+};
+
+// A layer's keys and values as they were packed.
+class Cache {
+ public:
+  // Takes more memory if that plan needs more, empty then.
+  void Lend(const Plan& plan, RunArgs& args);
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  size_t size_ = 0;
 };
 
 struct Layer {
@@ -49,9 +65,9 @@ struct Layer {
   std::unique_ptr<Calibration> calibration;  // automatic layers only
   const io::PresetLayer* preset = nullptr;   // layers of a preset only
   bool refused = false;                      // the preset does not fit
-  double samples = 0;                        // asked for, per head
-  double measured_keys = 0;                  // of the last call that was sampled for its length
   int64_t most_queries = 0;                  // of a call so far
+  Cache cache;
+  int64_t cache_tokens = 0;
   Totals totals;
 };
 
@@ -78,7 +94,7 @@ class Attention {
   void Choose(Layer& layer, PlanDesc& desc);
   void ChoosePreset(Layer& layer, PlanDesc& desc);
   void ChooseAuto(Layer& layer, PlanDesc& desc);
-  void Calibrate(const PlanDesc& desc, const Plan& plan, const RunArgs& args, Layer& layer);
+  void UseCache(PlanDesc& desc, Layer& layer);
   void Run(const PlanDesc& desc, RunArgs& args, Layer& layer);
   void WriteStatistics() const;
 
@@ -89,6 +105,7 @@ class Attention {
   std::unique_ptr<std::byte[]> workspace_;
   size_t workspace_size_ = 0;
   std::vector<float> keys_, values_, mask_;  // converted
+  std::vector<float> slopes_;
   std::vector<sparge_head_params> head_params_;
   std::vector<sparge_precision> head_precision_;
 };

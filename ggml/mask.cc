@@ -1,6 +1,8 @@
 #include "ggml/mask.h"
 
 #include <algorithm>
+#include <bit>
+#include <vector>
 
 namespace sparge::ggml {
 namespace {
@@ -24,13 +26,41 @@ bool AllAre(const uint16_t* row, Run run, uint16_t value) {
   return difference == 0;
 }
 
-// The first run of visible keys, found from its end: rows of a prompt see nearly all keys.
+// The first run of visible keys.
 Run FirstSeen(const uint16_t* row, int64_t keys) {
   int64_t begin = 0;
-  while (begin < keys && row[begin] != kSeen) ++begin;
+  while (begin < keys && row[begin] == kHidden) ++begin;
   int64_t end = begin;
-  while (end < keys && row[end] == kSeen) ++end;
+  while (end < keys && row[end] != kHidden) ++end;
   return {begin, end};
+}
+
+// -distance in f16, to nearest, ties to even; -inf beyond the largest number.
+uint16_t MinusDistance(int64_t distance) {
+  constexpr uint16_t kMinus = 0x8000;
+  constexpr int kDigits = 10, kBias = 15;
+  if (distance == 0) return kMinus;
+  const int exponent = std::bit_width(static_cast<uint64_t>(distance)) - 1;
+  const int shift = exponent - kDigits;
+  int64_t digits = shift <= 0 ? distance << -shift : distance >> shift;
+  if (shift > 0) {
+    const int64_t rest = distance & ((int64_t{1} << shift) - 1);
+    const int64_t half = int64_t{1} << (shift - 1);
+    digits += rest > half || (rest == half && digits % 2 == 1) ? 1 : 0;
+  }
+  // A carry goes into the exponent.
+  const int64_t bits = (int64_t{exponent + kBias} << kDigits) + (digits - (int64_t{1} << kDigits));
+  return static_cast<uint16_t>(kMinus + std::min<int64_t>(bits, kHidden - kMinus));
+}
+
+// Minus the distance of each key from the query's own place; that of the place itself may be 0 of either sign.
+bool AllAreDistances(const uint16_t* row, Run run, int64_t place, const std::vector<uint16_t>& minus_distance) {
+  uint16_t difference = 0;
+  for (int64_t j = run.begin; j < std::min(run.end, place); ++j) {
+    difference |= static_cast<uint16_t>(row[j] ^ minus_distance[place - j]);
+  }
+  const bool own = place < run.begin || place >= run.end || row[place] == kSeen || row[place] == MinusDistance(0);
+  return difference == 0 && own;
 }
 
 // The rule that the first and the last query obey, if there is one.
@@ -46,14 +76,18 @@ MaskShape Guess(const ggml_tensor* mask, int64_t queries, int64_t keys) {
   // Without the causal rule all queries see the same keys, from the first one on.
   if (!shape.causal && (last.begin > 0 || first.end != last.end)) shape.positional = false;
   if (!shape.causal) shape.query_offset = 0;
+  shape.distances = shape.causal && last.end - last.begin > 1 && MaskRow(mask, 0, 0, queries - 1)[last.begin] != kSeen;
   return shape;
 }
 
-bool Obeys(const uint16_t* row, const MaskShape& shape, int64_t query, int64_t keys) {
+bool Obeys(const uint16_t* row, const MaskShape& shape, int64_t query, int64_t keys,
+           const std::vector<uint16_t>& minus_distance) {
   const int64_t end = shape.causal ? std::clamp<int64_t>(query + shape.query_offset + 1, 0, shape.keys) : shape.keys;
   const int64_t begin = shape.window > 0 ? std::max<int64_t>(0, query + shape.query_offset + 1 - shape.window) : 0;
-  return AllAre(row, {0, std::min(begin, end)}, kHidden) && AllAre(row, {std::min(begin, end), end}, kSeen) &&
-         AllAre(row, {end, keys}, kHidden);
+  const Run seen{std::min(begin, end), end};
+  return AllAre(row, {0, seen.begin}, kHidden) && AllAre(row, {end, keys}, kHidden) &&
+         (shape.distances ? AllAreDistances(row, seen, query + shape.query_offset, minus_distance)
+                          : AllAre(row, seen, kSeen));
 }
 
 // check(row, query) for every row of the mask that these queries use.
@@ -76,8 +110,10 @@ bool EveryRow(const ggml_tensor* mask, int64_t queries, int threads, const Check
 MaskShape FindMaskShape(const ggml_tensor* mask, int64_t queries, int64_t keys, int threads) {
   if (mask == nullptr) return {.positional = true, .keys = keys};
   MaskShape shape = Guess(mask, queries, keys);
+  std::vector<uint16_t> minus_distance(static_cast<size_t>(shape.distances ? shape.keys + 1 : 0));
+  for (size_t i = 0; i < minus_distance.size(); ++i) minus_distance[i] = MinusDistance(static_cast<int64_t>(i));
   shape.positional = shape.positional && EveryRow(mask, queries, threads, [&](const uint16_t* row, int64_t query) {
-                       return Obeys(row, shape, query, keys);
+                       return Obeys(row, shape, query, keys, minus_distance);
                      });
   return shape;
 }

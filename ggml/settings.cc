@@ -73,7 +73,7 @@ void RefuseIdle(const Settings& settings) {
 Settings ReadSettings() {
   Settings settings;
   settings.mode = ReadMode();
-  settings.target_l1 = ReadNumber("SPARGE_TARGET_L1", 0.02, 0.0, 1.0, "a number from 0 to 1");
+  settings.target_l1 = ReadNumber("SPARGE_TARGET_L1", settings.target_l1, 0.0, 1.0, "a number from 0 to 1");
   settings.precision = ReadPrecision();
   settings.min_tokens =
       ReadNumber<int64_t>("SPARGE_MIN_TOKENS", settings.min_tokens, 0, INT32_MAX, "a number of tokens");

@@ -2,10 +2,9 @@
 #ifndef SPARGE_GGML_SETTINGS_H_
 #define SPARGE_GGML_SETTINGS_H_
 
-#include <sparge/sparge.h>
-
 #include <cstdint>
 #include <memory>
+#include <sparge/sparge.hpp>
 #include <string>
 
 #include "io/preset.h"
@@ -20,7 +19,7 @@ enum class Mode {
 
 struct Settings {
   Mode mode = Mode::kAuto;
-  double target_l1 = 0.02;  // 0: every tile, in `precision`
+  double target_l1 = CalibrationDesc().target_l1;  // 0: every tile, in `precision`
   sparge_precision precision = SPARGE_INT8;
   int64_t min_tokens = 1024;                 // keys from which on tiles may be skipped
   std::shared_ptr<const io::Preset> preset;  // instead of calibrations; NULL = none

@@ -29,7 +29,7 @@ struct sparge_context {
 
 struct sparge_plan {
   std::vector<sparge::Plan> plans;  // plan.h: MakePlans
-  size_t workspace_size;
+  size_t workspace_size, cache_size;
 
   const sparge::Plan& front() const { return plans.front(); }
 };
@@ -100,7 +100,7 @@ const sparge_plan& CheckedPlan(const sparge_plan* plan) {
 
 sparge_run_args CheckedArgs(const sparge_plan& plan, const sparge_run_args* given, Call call) {
   const sparge_run_args args = CopySized("args", given, Defaults(&sparge_run_args_init));
-  CheckArgs(plan.front(), args, call, call == Call::kReference ? 0 : plan.workspace_size);
+  CheckArgs(plan.front(), args, call, {plan.workspace_size, plan.cache_size});
   SPARGE_REQUIRE(args.stats == nullptr ||
                      (args.stats->struct_size >= sizeof(size_t) && args.stats->struct_size <= sizeof(sparge_stats)),
                  "stats.struct_size=%zu is not that of this library (%zu); call sparge_stats_init",
@@ -265,14 +265,16 @@ sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc
     SPARGE_REQUIRE(calibration == nullptr || calibration->q_heads() == desc.q_heads,
                    "q_heads=%" PRId64 " is not the %" PRId64 " of the calibration", desc.q_heads,
                    calibration->q_heads());
-    auto plan = std::make_unique<sparge_plan>(sparge_plan{MakePlans(context->runtime, desc, calibration), 0});
+    auto plan = std::make_unique<sparge_plan>(sparge_plan{MakePlans(context->runtime, desc, calibration), 0, 0});
     plan->workspace_size = WorkspaceSize(plan->plans);
+    plan->cache_size = CacheSize(plan->plans);
     *out = plan.release();
   });
 }
 
 void sparge_plan_destroy(sparge_plan* plan) { delete plan; }
 size_t sparge_plan_workspace_size(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->workspace_size; }
+size_t sparge_plan_cache_size(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->cache_size; }
 void sparge_plan_map_shape(const sparge_plan* plan, int64_t* q_blocks, int64_t* k_blocks) {
   *q_blocks = plan == nullptr ? 0 : plan->front().q_blocks;
   *k_blocks = plan == nullptr ? 0 : plan->front().k_blocks;
@@ -299,7 +301,9 @@ sparge_status sparge_reference(const sparge_plan* plan, const sparge_run_args* a
   return Guard([&] { Reference(CheckedPlan(plan).front(), CheckedArgs(CheckedPlan(plan), args, Call::kReference)); });
 }
 
-void sparge_calibration_desc_init(sparge_calibration_desc* desc) { *desc = {sizeof(*desc), 0, 0.02, 0.025, 0.05, 0}; }
+void sparge_calibration_desc_init(sparge_calibration_desc* desc) {
+  *desc = {sizeof(*desc), 0, 0.015, 0.01875, 0.05, 0};
+}
 
 sparge_status sparge_calibration_create(const sparge_calibration_desc* given, sparge_calibration** out) {
   return Guard([&] {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "src/base/arena.h"
 #include "src/base/half.h"
@@ -37,10 +38,11 @@ struct Workspace {
   }
 };
 
-Workspace LayWorkspace(const Plan& plan, Arena& arena) {
+// `cache`: the caller's, for plans that have one.
+Workspace LayWorkspace(const Plan& plan, Arena& arena, Arena& cache) {
   const int64_t workers = plan.runtime.executor.workers;
   Workspace w{};
-  w.packed = plan.direct() ? LayDirect(plan, arena) : LayPacked(plan, arena);
+  w.packed = plan.direct() ? LayDirect(plan, arena) : LayPacked(plan, arena, cache);
   w.map = LayBlockMap(plan, arena);
   w.schedule = LaySchedule(plan, arena);
   w.kept = arena.Take<int32_t>(workers * plan.k_blocks);
@@ -64,9 +66,9 @@ Decisions LayDecisions(const Plan& plan, Arena& arena) {
 }
 
 // The caller's memory, from its first aligned byte on.
-Arena ArenaOf(const sparge_run_args& args) {
-  const auto address = reinterpret_cast<uintptr_t>(args.workspace);
-  return Arena(static_cast<std::byte*>(args.workspace) + (RoundUp(address, Arena::kAlignment) - address));
+Arena ArenaOf(void* memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  return Arena(static_cast<std::byte*>(memory) + (RoundUp(address, Arena::kAlignment) - address));
 }
 
 class Stopwatch {
@@ -242,7 +244,9 @@ void AttendHeads(const std::vector<Plan>& plans, const Plan& plan, const HeadCho
   if (plan.direct()) {
     PackDirect(plan, args, w.packed);
   } else {
-    PackAll(plan, heads, args, /*with_values=*/true, w.packed);
+    const KeyBlockCounts counts = PackAll(plan, heads, args, /*with_values=*/true, w.packed);
+    stats.key_blocks += counts.all;
+    stats.key_blocks_reused += counts.reused;
   }
   stats.pack_ms += watch.Lap();
 
@@ -263,19 +267,34 @@ void AttendHeads(const std::vector<Plan>& plans, const Plan& plan, const HeadCho
   stats.kernel_ms += watch.Lap();
 }
 
+// Behind the cache's mark, which says what it is laid for, the plans have their parts one after the other.
+struct Cache {
+  Arena arena;
+  bool fits;  // what is in it is of use
+};
+Cache OpenCache(const std::vector<Plan>& plans, const sparge_run_args& args) {
+  if (args.cache == nullptr || plans.front().direct()) return {Arena(), true};
+  Cache cache{ArenaOf(args.cache), true};
+  auto* const mark = cache.arena.Take<uint64_t>(1);
+  cache.fits = std::exchange(*mark, CacheKind(plans)) == CacheKind(plans);
+  return cache;
+}
+
 // body(plan, heads, workspace, decisions) for every plan that has heads to do.
 template <class Body>
 void ForEachPlan(const std::vector<Plan>& plans, const sparge_run_args& args, const Body& body) {
+  Cache cache = OpenCache(plans, args);
   for (const Plan& plan : plans) {
-    Arena arena = ArenaOf(args);
+    Arena arena = ArenaOf(args.workspace);
     const Decisions decisions = LayDecisions(plan, arena);  // in the same place for every plan
+    Workspace w = LayWorkspace(plan, arena, cache.arena);
+    if (!cache.fits) EmptyCache(plan, w.packed);
     HeadChoice heads{plan.heads.data(), plan.active.data()};
     if (plan.measures()) {
       TakeHeads(plans, plan, decisions);
       heads = {decisions.params, decisions.active};
     }
     if (std::all_of(heads.active, heads.active + plan.q_heads, [](uint8_t active) { return active == 0; })) continue;
-    Workspace w = LayWorkspace(plan, arena);
     body(plan, heads, w, decisions);
   }
 }
@@ -290,12 +309,23 @@ Sampling StartSampling(const Plan& plan, double effort) {
 size_t WorkspaceSize(const std::vector<Plan>& plans) {
   size_t most = 0;
   for (const Plan& plan : plans) {
-    Arena arena;
+    Arena arena, cache;
     LayDecisions(plan, arena);
-    LayWorkspace(plan, arena);
+    LayWorkspace(plan, arena, cache);
     most = std::max(most, arena.used());
   }
   return most + Arena::kAlignment;  // the caller's memory need not be aligned
+}
+
+size_t CacheSize(const std::vector<Plan>& plans) {
+  if (plans.front().cache_blocks == 0 || plans.front().direct()) return 0;
+  Arena cache;
+  cache.Take<uint64_t>(1);  // the mark
+  for (const Plan& plan : plans) {
+    Arena arena;
+    LayWorkspace(plan, arena, cache);
+  }
+  return cache.used() + Arena::kAlignment;
 }
 
 void Attend(const std::vector<Plan>& plans, const sparge_run_args& args) {

@@ -10,6 +10,7 @@
 namespace sparge {
 
 size_t WorkspaceSize(const std::vector<Plan>& plans);
+size_t CacheSize(const std::vector<Plan>& plans);
 
 // Both stages. Arguments have been checked.
 void Attend(const std::vector<Plan>& plans, const sparge_run_args& args);

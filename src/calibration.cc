@@ -278,6 +278,10 @@ void Calibration::Learn(const Sample& sample, const SampleResult& result) {
   const auto call = static_cast<double>(sample.call + 1);
   if (call != head.call) CloseCall(head);
   head.call = call;
+  // A prompt in batches against ever more keys: with more of them there is more to miss, so that what was measured with
+  // fewer counts less.
+  if (sample.keys > head.keys && head.keys > 0) Fade(head, head.keys / sample.keys);
+  head.keys = sample.keys;
   // The choice may have moved in the meantime: far away, this sample tells nothing about lambda.
   const bool skips = sample.with_skips && Near(sample.cell, head.cell) && head.state == SPARGE_HEAD_SPARSE;
   if (head.state == SPARGE_HEAD_SPARSE) Watch(result, head);
@@ -348,7 +352,7 @@ void Calibration::Describe(int64_t index, sparge_head_estimate& out) const {
 
 namespace {
 
-constexpr char kMagic[8] = {'s', 'p', 'a', 'r', 'g', 'e', 'C', '1'};
+constexpr char kMagic[8] = {'s', 'p', 'a', 'r', 'g', 'e', 'C', '2'};
 
 struct Header {
   char magic[8];
@@ -368,7 +372,7 @@ void VisitNumbers(Record& head, const Visit& visit) {
     visit(e.error), visit(e.error2), visit(e.cross), visit(e.cost), visit(e.call), visit(e.calls2),
         visit(e.calls_cross);
   };
-  visit(head.target_l1), visit(head.pv_l1), visit(head.call);
+  visit(head.target_l1), visit(head.pv_l1), visit(head.call), visit(head.keys);
   visit(head.recent_count), visit(head.recent_error), visit(head.recent_size);
   sizes(head.sizes), visit(head.tiles);
   for (auto& row : head.cells) {

@@ -316,6 +316,7 @@ Sample SampleAt(const Plan& plan, int64_t head, int64_t query) {
   const int64_t samples = CeilDiv(s.QueriesIn(block), SampleRows(plan));
   Sample sample{};
   sample.head = head;
+  sample.keys = static_cast<double>(plan.kv_tokens);
   sample.row = plan.QueryBlock(head, s, block);
   sample.first_row = query % kBlockQ * samples / s.QueriesIn(block) * SampleRows(plan);
   return sample;
@@ -352,7 +353,7 @@ int64_t NextSamples(const Plan& plan, const HeadChoice& heads, Sampling& samplin
     if (!heads.active[head]) continue;
     const HeadSetting setting = calibration.Setting(head);
     const double own = setting.settled ? kWatchEffort : setting.missing > 0 ? kCalibrationEffort : kRefineEffort;
-    const double effort = sampling.effort < 0 ? own : sampling.effort;
+    const double effort = sampling.effort < 0 ? std::max(own, plan.least_effort) : sampling.effort;
     // What is left of a sample is taken with that chance, so that small calls spend no more on average.
     const auto chance = [&](int64_t which) {
       return Chance(calibration.seed(), sampling.call, static_cast<uint64_t>(head), static_cast<uint64_t>(which));

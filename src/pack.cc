@@ -21,6 +21,9 @@ double UnitFor(float max_abs) {
   return std::ldexp(1.0, std::clamp(std::ilogb(max_abs), -100, 127));
 }
 
+// Whether the summaries of key blocks are wanted; the predictor `keys` looks at every key instead.
+bool SummarisesKeys(const Plan& plan) { return plan.predicts() && plan.predictor == SPARGE_PREDICT_PAPER; }
+
 // All that the block functions share.
 struct Packer {
   const Plan& plan;
@@ -36,16 +39,46 @@ struct Packer {
     const Sequence& s = plan.sequences[id.sequence];
     return RowsOf(plan, tensor, id.sequence, id.head, s.k_begin + id.block * kBlockK, s.KeysIn(id.block), dim);
   }
+  // Whether the key block at this place is one of this call.
+  bool IsNeeded(const BlockId& id) const {
+    return id.block < plan.sequences[id.sequence].k_blocks && heads.KvActive(plan, id.head);
+  }
+  bool IsStale(int64_t task) const { return packed.cache.stale == nullptr || packed.cache.stale[task] != 0; }
+  bool KeepsCentre(int64_t index) const;
+  bool FindStale(const BlockId& id, int64_t task) const;
+  void ForgetBlocks(int64_t first, const Sequence& s) const;
   void MeasureBlock(int32_t worker, int64_t task) const;
   void ChooseUnits(int64_t index) const;
   void PackKeyBlock(int32_t worker, int64_t task) const;
   void PackQueryBlock(int32_t worker, int64_t task) const;
 };
 
+// Blocks are centred on the mean of the keys of an earlier call, until there are twice as many. Fewer: another text.
+bool Packer::KeepsCentre(int64_t index) const {
+  if (packed.cache.centred == nullptr || !with_values) return false;
+  const int64_t keys = plan.sequences[index / plan.kv_heads].k_count;
+  const int64_t centred = packed.cache.centred[index];
+  return centred <= keys && keys <= 2 * centred;
+}
+
+// Whether the cache has not got this block; it will after this call.
+bool Packer::FindStale(const BlockId& id, int64_t task) const {
+  const KeyCache& cache = packed.cache;
+  if (cache.checksum == nullptr || !with_values) return true;
+  const uint64_t k = ops.checksum(KeyRows(id, args.k, plan.qk_dim));
+  const uint64_t sum = ops.checksum(KeyRows(id, args.v, plan.v_dim)) ^ (k << 1 | k >> 63);
+  const bool same = cache.checksum[task] == sum && KeepsCentre(UnitIndex(id.sequence, id.head));
+  cache.checksum[task] = sum;
+  return !same;
+}
+
 // First pass: block means (kept where the summaries will be) and magnitudes.
 void Packer::MeasureBlock(int32_t worker, int64_t task) const {
   const BlockId id = FindKeyBlock(plan, task);
-  if (!heads.KvActive(plan, id.head)) return;
+  if (!IsNeeded(id)) return;
+  const bool stale = FindStale(id, task);
+  if (packed.cache.stale != nullptr) packed.cache.stale[task] = stale;
+  if (!stale) return;
   float* scratch = Scratch(worker);
   const Measured k =
       ops.measure(KeyRows(id, args.k, plan.qk_dim), plan.dim_pad(), packed.k.mean + task * plan.dim_pad(), scratch);
@@ -53,6 +86,12 @@ void Packer::MeasureBlock(int32_t worker, int64_t task) const {
   packed.block_max[2 * task] = k.max_abs;
   packed.block_max[2 * task + 1] =
       with_values ? ops.measure(KeyRows(id, args.v, plan.v_dim), plan.channels(), nullptr, scratch).max_abs : 0.0f;
+}
+
+// Other units or another mean: no packed block is of use any more, also none beyond the keys of this call.
+void Packer::ForgetBlocks(int64_t first, const Sequence& s) const {
+  std::fill_n(packed.cache.stale + first, s.k_blocks, uint8_t{1});
+  std::fill_n(packed.cache.checksum + first + s.k_blocks, plan.cache_blocks - s.k_blocks, uint64_t{0});
 }
 
 // Mean of all finite keys of a sequence and kv head, and the units.
@@ -67,10 +106,23 @@ void Packer::ChooseUnits(int64_t index) const {
     v_max = std::max(v_max, packed.block_max[2 * j + 1]);
     tokens += packed.finite[j];
   }
-  packed.units[index] = {UnitFor(k_max), UnitFor(v_max)};
-  float* mean = packed.key_mean + index * plan.dim_pad();
+  const KeyUnits needed{UnitFor(k_max), UnitFor(v_max)};
   // Keys near the largest float are not centred: the difference could overflow, and softmax is one-hot there anyway.
   const bool centre = tokens > 0 && k_max <= 0x1p126f;
+  KeyUnits& units = packed.units[index];
+  if (centre && KeepsCentre(index)) {
+    // Larger units than needed do no harm; smaller ones do, and then every block has to be packed in the new ones.
+    if (needed.k_unit <= units.k_unit && needed.v_unit <= units.v_unit) return;
+    units = {std::max(needed.k_unit, units.k_unit), std::max(needed.v_unit, units.v_unit)};
+    ForgetBlocks(first, s);
+    return;
+  }
+  units = needed;
+  if (packed.cache.centred != nullptr) {
+    ForgetBlocks(first, s);
+    packed.cache.centred[index] = centre && with_values ? s.k_count : 0;
+  }
+  float* mean = packed.key_mean + index * plan.dim_pad();
   for (int64_t d = 0; d < plan.dim_pad(); ++d) {
     double sum = 0;
     for (int64_t j = first; centre && j < first + s.k_blocks; ++j) {
@@ -82,7 +134,7 @@ void Packer::ChooseUnits(int64_t index) const {
 
 void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   const BlockId id = FindKeyBlock(plan, task);
-  if (!heads.KvActive(plan, id.head)) return;
+  if (!IsNeeded(id) || !IsStale(task)) return;
   const int64_t index = UnitIndex(id.sequence, id.head);
   const KeyUnits units = packed.units[index];
   const QuantGrid& grid = plan.grid();
@@ -103,9 +155,7 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   rows.scale = integer ? packed.key_scale + task * kBlockK : nullptr;
   rows.start = grid.q_offset != 0 ? packed.key_start + task * starts : nullptr;
   rows.start_offset = grid.q_offset;
-  // The predictor `keys` looks at every key instead.
-  const bool summarise = plan.predicts() && plan.predictor == SPARGE_PREDICT_PAPER;
-  rows.mean = summarise ? packed.k.mean + task * plan.dim_pad() : nullptr;
+  rows.mean = SummarisesKeys(plan) ? packed.k.mean + task * plan.dim_pad() : nullptr;
   rows.pool_rows = kBlockK;
   rows.similarity = packed.k.similarity + task;
   rows.scratch = Scratch(worker);
@@ -179,20 +229,14 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   ops.rows(rows);
 }
 
-}  // namespace
-
-int64_t Packed::scratch_floats(const Plan& plan) {
-  return RoundUp(std::max(RowScratchFloats(plan.dim_pad()), ValueScratchFloats(plan.channels())),
-                 Arena::kAlignment / sizeof(float));
-}
-
-Packed LayPacked(const Plan& plan, Arena& arena) {
+void LayKeys(const Plan& plan, Arena& arena, Packed& p) {
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
-  const int64_t q_blocks = plan.q_heads * plan.all_q_blocks;
   const int64_t heads = plan.batch() * plan.kv_heads;
   const int64_t lane_rows = kBlockK / PerLane(plan.precision);
   const bool integer = plan.precision != SPARGE_FP32;
-  Packed p{};
+  if (plan.cache_blocks > 0) {
+    p.cache = {arena.Take<int64_t>(heads), arena.Take<uint64_t>(k_blocks), arena.Take<uint8_t>(k_blocks)};
+  }
   p.units = arena.Take<KeyUnits>(heads);
   p.key_mean = arena.Take<float>(heads * plan.dim_pad());
   p.block_max = arena.Take<float>(2 * k_blocks);
@@ -208,6 +252,19 @@ Packed LayPacked(const Plan& plan, Arena& arena) {
   p.value_scale = arena.Take<float>(integer ? k_blocks * plan.channels() : 0);
   p.fine_values = arena.Take<std::byte>(integer ? k_blocks * lane_rows * plan.channels() * kLaneBytes : 0);
   p.fine = arena.Take<FineValues>(integer ? k_blocks : 0);
+}
+
+}  // namespace
+
+int64_t Packed::scratch_floats(const Plan& plan) {
+  return RoundUp(std::max(RowScratchFloats(plan.dim_pad()), ValueScratchFloats(plan.channels())),
+                 Arena::kAlignment / sizeof(float));
+}
+
+Packed LayPacked(const Plan& plan, Arena& arena, Arena& cache) {
+  const int64_t q_blocks = plan.q_heads * plan.all_q_blocks;
+  Packed p{};
+  LayKeys(plan, plan.cache_blocks > 0 ? cache : arena, p);
   p.q.mean = arena.Take<float>(plan.predicts() ? q_blocks * plan.pools() * plan.dim_pad() : 0);
   p.q.similarity = arena.Take<float>(q_blocks);
   p.queries = arena.Take<std::byte>(q_blocks * kBlockQ * plan.row_lanes() * kLaneBytes);
@@ -230,17 +287,41 @@ void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int
   PackOpsFor(plan.runtime.isa)->rows(rows);
 }
 
-void PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
-             const Packed& packed) {
+uint64_t CacheKind(const std::vector<Plan>& plans) {
+  uint64_t kind = 0x7370617267654B31;  // not 0: that is an empty cache
+  for (const Plan& plan : plans) {
+    for (const int64_t part :
+         {int64_t{plan.precision}, static_cast<int64_t>(plan.runtime.isa), plan.batch(), plan.kv_heads, plan.qk_dim,
+          plan.v_dim, plan.cache_blocks, int64_t{SummarisesKeys(plan)}}) {
+      kind = (kind ^ static_cast<uint64_t>(part)) * 0xff51afd7ed558ccdu;
+      kind ^= kind >> 32;
+    }
+  }
+  return kind;
+}
+
+void EmptyCache(const Plan& plan, const Packed& packed) {
+  std::fill_n(packed.cache.centred, plan.batch() * plan.kv_heads, int64_t{0});
+}
+
+KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
+                       const Packed& packed) {
   const Packer packer{plan, heads, args, packed, *PackOpsFor(plan.runtime.isa), with_values};
   const sparge_executor& executor = plan.runtime.executor;
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
   ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.MeasureBlock(worker, task); });
   ForEach(executor, plan.batch() * plan.kv_heads, [&](int32_t, int64_t index) { packer.ChooseUnits(index); });
+  KeyBlockCounts counts{};
+  for (int64_t task = 0; task < k_blocks; ++task) {
+    const bool needed = packer.IsNeeded(FindKeyBlock(plan, task));
+    counts.all += needed;
+    counts.reused += needed && !packer.IsStale(task);
+  }
   // Keys and queries in one loop: one wait less.
   ForEach(executor, k_blocks + plan.q_heads * plan.all_q_blocks, [&](int32_t worker, int64_t task) {
     task < k_blocks ? packer.PackKeyBlock(worker, task) : packer.PackQueryBlock(worker, task - k_blocks);
   });
+  return counts;
 }
 
 KeyValueBlocks PackedBlocks(const Plan& plan, const Packed& packed, int64_t first) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "src/base/arena.h"
 #include "src/plan.h"
@@ -24,9 +25,17 @@ struct KeyUnits {
   double v_unit;  // stored value = value / v_unit, |stored| < 2
 };
 
-// Everything packed, in the workspace. Blocks are indexed by Plan::QueryBlock and Plan::KeyBlock.
+// What the caller's cache knows of the keys and values that are packed in it; all NULL without one.
+struct KeyCache {
+  int64_t* centred;    // per sequence and kv head: how many keys its mean is of; 0 = nothing here is of use
+  uint64_t* checksum;  // per key block: of the tokens that are packed there
+  uint8_t* stale;      // per key block: to be packed in this call
+};
+
+// Everything packed. Blocks are indexed by Plan::QueryBlock and Plan::KeyBlock.
 struct Packed {
-  // Keys and values.
+  // Keys and values: in the workspace, or in the caller's cache.
+  KeyCache cache;
   KeyUnits* units;   // per sequence and kv head
   float* key_mean;   // per sequence and kv head: dim_pad floats
   float* block_max;  // per key block: largest |k|, largest |v| (from the first pass)
@@ -40,7 +49,7 @@ struct Packed {
   float* value_scale;
   std::byte* fine_values;  // integers only
   FineValues* fine;        // integers only
-  // Queries.
+  // Queries: in the workspace.
   BlockSummaries q;
   std::byte* queries;
   float* q_factor;
@@ -50,11 +59,21 @@ struct Packed {
   static int64_t scratch_floats(const Plan& plan);
 };
 
-Packed LayPacked(const Plan& plan, Arena& arena);
+// `cache`: the caller's, for plans that have one.
+Packed LayPacked(const Plan& plan, Arena& arena, Arena& cache);
 
+// What a cache was laid for: it is of no use to a call whose plans say something else.
+uint64_t CacheKind(const std::vector<Plan>& plans);
+// Forgets all that is in a plan's part of the cache.
+void EmptyCache(const Plan& plan, const Packed& packed);
+
+// Key blocks of the active heads, and how many of them the cache had.
+struct KeyBlockCounts {
+  int64_t all, reused;
+};
 // First pass over the keys, then all blocks of the active heads. `with_values` false: v is not read (stage 1 only).
-void PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
-             const Packed& packed);
+KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
+                       const Packed& packed);
 
 // Where packed queries go.
 struct QueryRows {

@@ -10,6 +10,7 @@
 #include <hwy/highway.h>
 
 #include "src/pack-inl.h"
+#include "src/pack_checksum-inl.h"
 #include "src/pack_values-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -28,7 +29,7 @@ uint64_t ValuesOf(const PackValuesArgs& args) {
                                           : PackValues<SPARGE_INT8>(args);
 }
 
-inline constexpr PackOps kPackOps{&Measure, &RowsOf, &ValuesOf, &PackDirectRows};
+inline constexpr PackOps kPackOps{&Measure, &RowsOf, &ValuesOf, &PackDirectRows, &Checksum};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sparge

@@ -89,6 +89,8 @@ struct PackOps {
   uint64_t (*rows)(const PackRowsArgs& args);      // bit t = token t is not finite (keys)
   uint64_t (*values)(const PackValuesArgs& args);  // likewise
   void (*direct_rows)(const DirectRowsArgs& args);
+  // 64 bits of the tokens as they lie, for telling whether they are still the same.
+  uint64_t (*checksum)(const TokenRows& tokens);
 };
 
 // NULL if that instruction set was not compiled in.

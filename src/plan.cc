@@ -96,6 +96,10 @@ void CheckAutomatic(const sparge_plan_desc& desc) {
   SPARGE_REQUIRE(
       automatic == (desc.calibration != nullptr), "%s",
       automatic ? "calibration is NULL, but select is AUTO" : "calibration is given, but select is not AUTO");
+  SPARGE_REQUIRE(desc.least_effort >= 0 && desc.least_effort <= 1, "least_effort=%g is outside 0..1",
+                 desc.least_effort);
+  SPARGE_REQUIRE(automatic || desc.least_effort == 0, "least_effort=%g has no effect: select is not AUTO",
+                 desc.least_effort);
   SPARGE_REQUIRE(!automatic || desc.heads == nullptr, "heads are given, but select is AUTO, which chooses them");
   SPARGE_REQUIRE(!automatic || desc.head_precision == nullptr,
                  "head_precision is given, but select is AUTO, which chooses it");
@@ -107,6 +111,15 @@ void CheckAutomatic(const sparge_plan_desc& desc) {
     std::snprintf(name, sizeof(name), "head_precision[%" PRId64 "]", h);
     CheckRange(name, RawEnum(desc.head_precision[h]), SPARGE_FP32, SPARGE_INT8);
   }
+}
+
+void CheckCache(const sparge_plan_desc& desc) {
+  CheckRange("cache_tokens", desc.cache_tokens, 0, kMaxTokens);
+  if (desc.cache_tokens == 0) return;
+  SPARGE_REQUIRE(desc.cache_tokens >= desc.kv_tokens, "cache_tokens=%" PRId64 " is less than kv_tokens=%" PRId64,
+                 desc.cache_tokens, desc.kv_tokens);
+  SPARGE_REQUIRE(desc.q_offsets == nullptr, "cache_tokens=%" PRId64 " cannot be combined with q_offsets",
+                 desc.cache_tokens);
 }
 
 bool HasGrid(const sparge_plan_desc& desc) { return desc.grid[0] != 0 || desc.grid[1] != 0 || desc.grid[2] != 0; }
@@ -131,6 +144,7 @@ void CheckGrid(const sparge_plan_desc& desc) {
   SPARGE_REQUIRE(desc.mask == SPARGE_MASK_NONE, "mask=%d %s", RawEnum(desc.mask), with);
   SPARGE_REQUIRE(desc.alibi_slopes == nullptr, "alibi_slopes %s", with);
   SPARGE_REQUIRE(desc.q_offsets == nullptr, "q_offsets %s", with);
+  SPARGE_REQUIRE(desc.cache_tokens == 0, "cache_tokens=%" PRId64 " %s", desc.cache_tokens, with);
 }
 
 void CheckDescriptor(const sparge_plan_desc& desc) {
@@ -152,6 +166,7 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
   if (desc.heads == nullptr) CheckParams(desc, desc.params, -1);
   for (int64_t h = 0; desc.heads != nullptr && h < desc.q_heads; ++h) CheckParams(desc, desc.heads[h], h);
   CheckAutomatic(desc);
+  CheckCache(desc);
   CheckGrid(desc);
 }
 
@@ -184,7 +199,7 @@ void AddSequences(const sparge_plan_desc& desc, Plan& plan) {
     const bool bottom_right = desc.query_offset == SPARGE_OFFSET_BOTTOM_RIGHT;
     s.visible = {s.k_count, bottom_right ? s.k_count - s.q_count : desc.query_offset, desc.window, desc.causal == 1};
     plan.all_q_blocks += s.q_blocks;
-    plan.all_k_blocks += s.k_blocks;
+    plan.all_k_blocks += plan.cache_blocks > 0 ? plan.cache_blocks : s.k_blocks;
     plan.q_blocks = std::max(plan.q_blocks, s.q_blocks);
     plan.most_queries = std::max(plan.most_queries, s.q_count);
     plan.k_blocks = std::max(plan.k_blocks, s.k_blocks);
@@ -249,6 +264,7 @@ Plan MakeBase(const Runtime& runtime, const sparge_plan_desc& desc, Calibration*
   plan.kv_tokens = desc.kv_tokens;
   plan.qk_dim = desc.qk_dim;
   plan.v_dim = desc.v_dim;
+  plan.cache_blocks = CeilDiv(desc.cache_tokens, kBlockK);
   AddSequences(desc, plan);
   plan.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.qk_dim));
   plan.softcap = desc.softcap;
@@ -259,6 +275,7 @@ Plan MakeBase(const Runtime& runtime, const sparge_plan_desc& desc, Calibration*
   plan.select = desc.select;
   plan.predictor = PredictorFor(desc);
   plan.calibration = calibration;
+  plan.least_effort = desc.least_effort;
   plan.dense_tail = desc.dense_tail;
   plan.keep_sink = desc.keep_sink == -1 ? desc.causal == 1 : desc.keep_sink == 1;
   plan.heads.assign(desc.q_heads, desc.params);
@@ -292,7 +309,7 @@ std::vector<Plan> MakePlans(const Runtime& runtime, const sparge_plan_desc& desc
   return plans;
 }
 
-void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t workspace_size) {
+void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, const Needs& needs) {
   CheckTensor(plan, "q", args.q, {plan.q_heads, plan.q_tokens, plan.qk_dim}, false);
   CheckTensor(plan, "k", args.k, {plan.kv_heads, plan.kv_tokens, plan.qk_dim}, false);
   if (call != Call::kPredict) {
@@ -305,10 +322,14 @@ void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t 
     const bool wants_map = plan.select == SPARGE_SELECT_MAP;
     SPARGE_REQUIRE(!wants_map || args.map != nullptr || no_tiles, "map is NULL, but the plan selects by map");
     SPARGE_REQUIRE(wants_map || args.map == nullptr, "map is given, but the plan does not select by map");
-    SPARGE_REQUIRE(args.workspace != nullptr || workspace_size == 0, "workspace is NULL");
-    SPARGE_REQUIRE(args.workspace_size >= workspace_size, "workspace_size=%zu is less than the %zu needed",
-                   args.workspace_size, workspace_size);
+    SPARGE_REQUIRE(args.workspace != nullptr || needs.workspace == 0, "workspace is NULL");
+    SPARGE_REQUIRE(args.workspace_size >= needs.workspace, "workspace_size=%zu is less than the %zu needed",
+                   args.workspace_size, needs.workspace);
+    SPARGE_REQUIRE(args.cache != nullptr || needs.cache == 0, "cache is NULL, but the plan has one");
+    SPARGE_REQUIRE(args.cache_size >= needs.cache, "cache_size=%zu is less than the %zu needed", args.cache_size,
+                   needs.cache);
   }
+  SPARGE_REQUIRE(args.cache == nullptr || plan.cache_blocks > 0, "cache is given, but the plan has none");
   const bool has_masses = call == Call::kReference || (call == Call::kPredict && plan.predicts());
   SPARGE_REQUIRE(args.mass_out == nullptr || has_masses, "mass_out is given, but %s has no masses",
                  call == Call::kPredict ? "a plan that does not predict" : "run");

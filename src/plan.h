@@ -51,7 +51,8 @@ struct Plan {
   int64_t qk_dim, v_dim;
   int64_t most_queries;                // of a sequence
   int64_t q_blocks, k_blocks;          // of the longest sequence: the shape of the map
-  int64_t all_q_blocks, all_k_blocks;  // of all sequences of one head
+  int64_t all_q_blocks, all_k_blocks;  // of all sequences of one head; places for blocks, if there is a cache
+  int64_t cache_blocks;                // places for key blocks of one sequence in the caller's cache; 0 = no cache
 
   double scale;
   double softcap;
@@ -63,10 +64,11 @@ struct Plan {
   sparge_select select;
   sparge_predictor predictor;
   bool keep_sink;
-  int64_t dense_tail;  // last queries of a sequence whose blocks keep all visible tiles
+  int64_t dense_tail;                     // last queries of a sequence whose blocks keep all visible tiles
   std::vector<sparge_head_params> heads;  // one per query head
   std::vector<uint8_t> active;            // one per query head: computed by this plan
   Calibration* calibration;               // iff select is AUTO
+  double least_effort;                    // samples: share of a dense call
   std::vector<int32_t> order;             // blocks take the tokens of a sequence in this order; empty = as they lie
 
   // So few queries that they take keys and values straight from the tensors, in fp32, whatever the precision asked for.
@@ -115,8 +117,12 @@ std::vector<Plan> MakePlans(const Runtime& runtime, const sparge_plan_desc& desc
 
 // What a call is going to do, which decides what its arguments must hold.
 enum class Call { kRun, kPredict, kCalibrate, kReference };
+// Bytes of the caller's memory that a call needs.
+struct Needs {
+  size_t workspace, cache;
+};
 // Throws Failure if `args` do not fit the plan.
-void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, size_t workspace_size);
+void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, const Needs& needs);
 
 // Where a block stands: the inverse of Plan::QueryBlock and Plan::KeyBlock.
 struct BlockId {

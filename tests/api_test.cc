@@ -68,6 +68,13 @@ TEST(Api, BadPlans) {
          d.dense_tail = 5;
          d.select = SPARGE_SELECT_MAP;
        }},
+      {"cache_tokens=-1", [](PlanDesc& d) { d.cache_tokens = -1; }},
+      {"cache_tokens=1 is less than kv_tokens", [](PlanDesc& d) { d.cache_tokens = 1; }},
+      {"cache_tokens=99 cannot be combined with q_offsets",
+       [](PlanDesc& d) { d.batch = 2, d.q_offsets = good, d.kv_offsets = good, d.cache_tokens = 99; }},
+      {"least_effort=-0.5 is outside", [](PlanDesc& d) { d.least_effort = -0.5; }},
+      {"least_effort=nan is outside", [=](PlanDesc& d) { d.least_effort = nan; }},
+      {"least_effort=0.5 has no effect", [](PlanDesc& d) { d.least_effort = 0.5; }},
       {"tau=1.01", [](PlanDesc& d) { d.params.tau = 1.01; }},
       {"tau=-0.1", [](PlanDesc& d) { d.params.tau = -0.1; }},
       {"tau=nan", [=](PlanDesc& d) { d.params.tau = nan; }},
@@ -117,6 +124,7 @@ TEST(Api, BadRuns) {
       {"map is given", [](RunArgs& a) { a.map = static_cast<uint8_t*>(a.q.data); }},
       {"workspace is NULL", [](RunArgs& a) { a.workspace = nullptr; }},
       {"workspace_size=16 is less", [](RunArgs& a) { a.workspace_size = 16; }},
+      {"cache is given", [](RunArgs& a) { a.cache = a.workspace; }},
       {"lse strides",
        [](RunArgs& a) {
          a.lse = {static_cast<float*>(a.o.data), -1, 0};

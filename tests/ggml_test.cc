@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ggml/mask.h"
@@ -91,6 +93,31 @@ TEST(GgmlMask, OneOddValueIsNoticed) {
   }
 }
 
+// What llama.cpp writes for ALiBi. Distances from 2048 on are not exact in f16.
+TEST(GgmlMask, Distances) {
+  const int64_t queries = 3, keys = 9000, offset = 8900;
+  const auto minus = [](int64_t distance) {  // another way to the same: down from a float's bits
+    const float value = -static_cast<float>(distance);
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    if (distance == 0) return uint16_t{0x8000};
+    const uint32_t exact = (bits & 0x7fffffff) - (112u << 23);
+    return static_cast<uint16_t>(0x8000 | ((exact + 0xfff + ((exact >> 13) & 1)) >> 13));
+  };
+  Mask mask(1, queries, keys,
+            [&](int64_t, int64_t i, int64_t j) { return j <= i + offset ? minus(i + offset - j) : kHidden; });
+  MaskShape wanted{
+      .positional = true, .causal = true, .query_offset = offset, .keys = queries + offset, .distances = true};
+  EXPECT_EQ(FindMaskShape(&mask.tensor, queries, keys, 2), wanted);
+  mask.data[offset] = kSeen;  // a zero without its sign
+  EXPECT_EQ(FindMaskShape(&mask.tensor, queries, keys, 2), wanted);
+  for (const int64_t odd : {int64_t{0}, int64_t{5000}, offset - 1, keys + offset + 1, 3 * keys - 1}) {
+    const uint16_t before = std::exchange(mask.data[odd], kOne);
+    EXPECT_FALSE(FindMaskShape(&mask.tensor, queries, keys, 2).positional) << odd;
+    mask.data[odd] = before;
+  }
+}
+
 TEST(GgmlMask, StreamsThatDifferAreNoRule) {
   const Mask mask(2, 10, 32, [](int64_t s, int64_t i, int64_t j) { return See(j <= i + s); });
   EXPECT_FALSE(FindMaskShape(&mask.tensor, 10, 32, 1).positional);
@@ -140,7 +167,7 @@ using GgmlSettings = Environment;
 TEST_F(GgmlSettings, Defaults) {
   const Settings settings = ReadSettings();
   EXPECT_EQ(settings.mode, Mode::kAuto);
-  EXPECT_EQ(settings.target_l1, 0.02);
+  EXPECT_EQ(settings.target_l1, CalibrationDesc().target_l1);
   EXPECT_EQ(settings.precision, SPARGE_INT8);
   EXPECT_EQ(settings.preset, nullptr);
   EXPECT_TRUE(settings.stats.empty());

@@ -5,11 +5,14 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <set>
+#include <vector>
 
 #include "src/base/arena.h"
 #include "src/base/half.h"
 #include "src/base/isa.h"
 #include "src/base/status.h"
+#include "src/calibration.h"
 #include "src/kernel/kernels.h"
 #include "src/kernel/state.h"
 #include "src/pack.h"
@@ -209,6 +212,74 @@ TEST(Pack, RotationKeepsDotProducts) {
       }
     }
   }
+}
+
+// Every bit of every token counts, and its place.
+TEST(Pack, ChecksumsDiffer) {
+  for (int32_t i = 0; i < IsaCount(); ++i) {
+    if (!IsaAt(i).runnable) continue;
+    SCOPED_TRACE(IsaAt(i).name);
+    const PackOps& ops = *PackOpsFor(IsaAt(i).isa);
+    for (const int64_t dim : {1, 8, 37, 64}) {
+      constexpr int64_t kTokens = 7;
+      std::vector<uint16_t> data(kTokens * dim);
+      std::mt19937 random(1);
+      for (uint16_t& x : data) x = static_cast<uint16_t>(random());
+      const TokenRows rows{reinterpret_cast<const std::byte*>(data.data()), SPARGE_F16, dim, kTokens, dim};
+      std::set<uint64_t> sums = {ops.checksum(rows)};
+      for (uint16_t& x : data) {
+        for (int bit = 0; bit < 16; ++bit) {
+          x ^= uint16_t(1 << bit);
+          sums.insert(ops.checksum(rows));
+          x ^= uint16_t(1 << bit);
+        }
+      }
+      // Signs, that is highest bits, of two neighbours in one column: they must not cancel.
+      for (int64_t t = 0; t + 4 < kTokens; ++t) {
+        data[t * dim] ^= 0x8000, data[(t + 4) * dim] ^= 0x8000;
+        sums.insert(ops.checksum(rows));
+        data[t * dim] ^= 0x8000, data[(t + 4) * dim] ^= 0x8000;
+      }
+      TokenRows fewer = rows;
+      fewer.count = kTokens - 1;
+      sums.insert(ops.checksum(fewer));
+      EXPECT_EQ(sums.size(), size_t(1 + kTokens * dim * 16 + (kTokens - 4) + 1)) << dim;
+      EXPECT_TRUE(sums.contains(ops.checksum(rows)));
+    }
+  }
+}
+
+// With four times the keys, old samples count a quarter; with fewer keys again, nothing is forgotten.
+TEST(Calibration, SamplesWithFewerKeysCountLess) {
+  sparge_calibration_desc desc{sizeof(desc), 1, 0.02, 0.02, 1.0, 0};
+  Calibration calibration(desc);
+  const auto learn = [&](int64_t count, double keys, double error) {
+    Sample sample{};
+    sample.keys = keys;
+    SampleResult result{};
+    result.valid = true;
+    result.similarity = 1;
+    result.size = 1;
+    result.tiles = 16;
+    result.error.fill(error);
+    result.error[0] = 0;
+    result.kept.fill(8);
+    result.kept[0] = 16;
+    for (int64_t i = 0; i < count; ++i) calibration.Learn(sample, result);
+  };
+  const auto estimate = [&] {
+    sparge_head_estimate out{};
+    calibration.Describe(0, out);
+    return out;
+  };
+  learn(40, 1000, 0.01);
+  EXPECT_EQ(estimate().samples, 40);
+  EXPECT_NEAR(estimate().l1, 0.01, 1e-12);
+  learn(10, 4000, 0.015);
+  EXPECT_EQ(estimate().samples, 20);
+  EXPECT_NEAR(estimate().l1, 0.0125, 1e-12);
+  learn(20, 1000, 0.015);
+  EXPECT_EQ(estimate().samples, 40);
 }
 
 TEST(Kernel, GridsCannotOverflow) {

@@ -189,6 +189,14 @@ typedef struct sparge_plan_desc {
    * for the others. What a language model says next comes from these queries: a tile that none but them needs would
    * hardly show in the error of a head. Not with a map or a grid. */
   int64_t dense_tail;
+
+  /* A prompt that comes in batches, against ever more keys: the caller's cache (sparge_run_args) keeps the keys and
+   * values of earlier calls as they were packed, and has room for this many per sequence: 0 = no cache, else at least
+   * kv_tokens. Neither with offsets nor with a grid. */
+  int64_t cache_tokens;
+  /* SELECT_AUTO: share of a dense call, 0..1, that runs spend on samples at least, whatever the calibration knows
+   * already. For small calls whose input changes from one to the next. */
+  double least_effort;
 } sparge_plan_desc;
 
 typedef struct sparge_plan sparge_plan;
@@ -200,6 +208,9 @@ SPARGE_API sparge_status sparge_plan_create(sparge_context* context, const sparg
 SPARGE_API void sparge_plan_destroy(sparge_plan* plan); /* NULL is allowed */
 /* Bytes of workspace that `run` and `predict` need: linear in tokens, plus one or two bits per tile. */
 SPARGE_API size_t sparge_plan_workspace_size(const sparge_plan* plan);
+/* Bytes of the cache, for every plan with the same cache_tokens; 0 without one, and for so few queries that nothing is
+ * packed. */
+SPARGE_API size_t sparge_plan_cache_size(const sparge_plan* plan);
 /* Tiles per head of the block map: ceil(q_tokens / 128), ceil(kv_tokens / 64), of the longest sequence if packed. */
 SPARGE_API void sparge_plan_map_shape(const sparge_plan* plan, int64_t* q_blocks, int64_t* k_blocks);
 
@@ -238,7 +249,8 @@ typedef struct sparge_stats {
   int32_t threads;
   const char* isa;
   double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms;
-  double measure_ms; /* samples for the calibration of SELECT_AUTO */
+  double measure_ms;                     /* samples for the calibration of SELECT_AUTO */
+  int64_t key_blocks, key_blocks_reused; /* of all kv heads, once per precision: those needed; found in the cache */
 } sparge_stats;
 
 typedef struct sparge_run_args {
@@ -259,6 +271,13 @@ typedef struct sparge_run_args {
    * pv_out: row groups of the tile whose PV was computed. run only. */
   float* mass_out;
   uint8_t* pv_out;
+  /* iff the plan has cache_tokens: memory of sparge_plan_cache_size bytes that the caller keeps from call to call, one
+   * per layer, and never shares between calls that run at once. Zeros are an empty cache; what another kind of plan
+   * left there is emptied. Packed blocks of 64 keys are known again by a checksum (64 bits) of their keys and values,
+   * so nothing has to be told when some of them change. Keys are centred on a mean that is kept until their number has
+   * doubled: rounding, and nothing else, depends on earlier calls. predict empties the cache. */
+  void* cache;
+  size_t cache_size;
 } sparge_run_args;
 
 SPARGE_API void sparge_run_args_init(sparge_run_args* args);
@@ -308,7 +327,7 @@ typedef struct sparge_head_estimate {
   double work;     /* (QK + PV computed) / eligible / 2 */
 } sparge_head_estimate;
 
-/* Defaults: target_l1 0.02, pv_l1 0.025, round_l1 0.05, seed 0. */
+/* Defaults: target_l1 0.015, pv_l1 0.01875, round_l1 0.05, seed 0. */
 SPARGE_API void sparge_calibration_desc_init(sparge_calibration_desc* desc);
 SPARGE_API sparge_status sparge_calibration_create(const sparge_calibration_desc* desc, sparge_calibration** out);
 SPARGE_API void sparge_calibration_destroy(sparge_calibration* calibration); /* NULL is allowed */

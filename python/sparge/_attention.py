@@ -140,7 +140,7 @@ def attention(
       q_offsets, kv_offsets   packed batch without batch dimension: sequence b has tokens offsets[b] to offsets[b + 1]
 
     How exactly:
-      target_l1     relative L1 error per head that skipping may cause (default 0.02); 0 = exact, in fp32 unless told
+      target_l1     relative L1 error per head that skipping may cause (default 0.015); 0 = exact, in fp32 unless told
       pv_l1         the same with PV skip (default 1.25 target_l1)
       round_l1      relative L1 error of 8-bit arithmetic beyond which a head takes 16 bits (default 0.05)
       calibration   a sparge.Calibration, made once per layer with these bounds: remembers what it measured

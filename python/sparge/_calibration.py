@@ -36,7 +36,7 @@ class Calibration(_core.Calibration):
         self,
         heads: int,
         *,
-        target_l1: float = 0.02,
+        target_l1: float = 0.015,
         pv_l1: float | None = None,
         round_l1: float = 0.05,
         seed: int = 0,

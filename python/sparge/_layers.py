@@ -25,7 +25,7 @@ _by_handle: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionar
 class Settings:
     """How exact a model's attention shall be. The defaults fit a model that nothing is known about."""
 
-    target_l1: float = 0.02  # relative L1 error per head that skipping may cause; 0 = exact
+    target_l1: float = 0.015  # relative L1 error per head that skipping may cause; 0 = exact
     pv_l1: float | None = None  # the same with PV skip; None = 1.25 target_l1
     round_l1: float = 0.05  # error of 8-bit arithmetic beyond which a head takes 16 bits
     precision: Precision | None = None  # None = int8, and fp32 where target_l1 is 0

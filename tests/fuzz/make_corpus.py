@@ -133,9 +133,9 @@ PRESET = {
 
 
 
-def calibration(magic=b"spargeC1", heads=1, grid=64 + 1000 * 8 + 1000000 * 14, numbers=None, choice=(0, 0, 0, 0, 0)):
+def calibration(magic=b"spargeC2", heads=1, grid=64 + 1000 * 8 + 1000000 * 14, numbers=None, choice=(0, 0, 0, 0, 0)):
     """What src/calibration.cc saves: header, then per head its numbers and its choice."""
-    numbers = [0.0] * 3714 if numbers is None else numbers
+    numbers = [0.0] * 3715 if numbers is None else numbers
     head = struct.pack("<%dd5i" % len(numbers), *numbers, *choice)
     return magic + struct.pack("<QQQQd", heads, 7, 3, grid, 0.05) + head * min(heads, 4)
 
@@ -143,11 +143,11 @@ def calibration(magic=b"spargeC1", heads=1, grid=64 + 1000 * 8 + 1000000 * 14, n
 CALIBRATION = {
     "ok_new": calibration(),
     "ok_two": calibration(heads=2),
-    "ok_chosen": calibration(numbers=[0.02, 0.025] + [1.5] * 3712, choice=(1, 2, 30, 5, 1)),
+    "ok_chosen": calibration(numbers=[0.02, 0.025] + [1.5] * 3713, choice=(1, 2, 30, 5, 1)),
     "bad_magic": calibration(magic=b"spargeC0"),
     "bad_heads": calibration(heads=9),
     "bad_grid": calibration(grid=1),
-    "bad_nan": calibration(numbers=[float("nan")] * 3714),
+    "bad_nan": calibration(numbers=[float("nan")] * 3715),
     "bad_choice": calibration(choice=(0, 8, 0, 0, 0)),
     "bad_short": calibration()[:100],
 }

@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=summary, description=summary)
         add_arguments(verb)
         verb.add_argument("--threads", type=int, default=0, help="default: as many as PyTorch takes")
-        verb.add_argument("--target-l1", type=float, default=0.02, help="error per head that skipping may cause; default 0.02")
+        verb.add_argument("--target-l1", type=float, default=0.015, help="error per head that skipping may cause; default 0.015")
         verb.add_argument("--precision", choices=("int8", "int16", "fp32"), help="default int8")
         verb.add_argument("--preset", help="of `sparge tune`, instead of calibrations")
         verb.add_argument("--json", metavar="FILE", help="the figures, to a file or, with -, to stdout")

@@ -411,7 +411,7 @@ def _redirect_processors(transformer: torch.nn.Module, undo: contextlib.ExitStac
 def enable(
     transformer: torch.nn.Module,
     *,
-    target_l1: float = 0.02,
+    target_l1: float = 0.015,
     cross_attention: bool = False,
     dense_steps: int = 0,
     hilbert: bool = True,

@@ -1,0 +1,321 @@
+// The cache of packed keys and values: used where they are the same, never where they are not.
+#include <algorithm>
+
+#include "tests/test_util.h"
+
+namespace sparge::testing {
+namespace {
+
+constexpr int64_t kRoom = 2048;
+
+// The first token gets the largest number of its head: units do not grow.
+void PutLargestFirst(TestTensor& tensor) {
+  for (int64_t b = 0; b < tensor.batch; ++b) {
+    for (int64_t h = 0; h < tensor.heads; ++h) {
+      float largest = 0;
+      for (int64_t t = 0; t < tensor.tokens; ++t) {
+        for (int64_t d = 0; d < tensor.dim; ++d) largest = std::max(largest, std::fabs(tensor.Get(b, h, t, d)));
+      }
+      tensor.Set(b, h, 0, 0, largest);
+    }
+  }
+}
+
+// A prompt and the cache of its layer.
+struct Prompt {
+  explicit Prompt(const Context& context, int64_t tokens = 1536, uint32_t seed = 1, int64_t dim = 64)
+      : context(context),
+        p({.batch = 2,
+           .q_heads = 4,
+           .kv_heads = 2,
+           .q_tokens = tokens,
+           .qk_dim = dim,
+           .k_type = SPARGE_F16,
+           .layout = Layout::kTokens,
+           .seed = seed,
+           .correlated = true}) {
+    p.desc.causal = 1;
+    p.desc.cache_tokens = kRoom;
+    PutLargestFirst(p.k);
+    PutLargestFirst(p.v);
+  }
+
+  // Queries [begin, end) against the keys before `end`.
+  PlanDesc Describe(int64_t begin, int64_t end) const {
+    PlanDesc desc = p.desc;
+    desc.q_tokens = end - begin;
+    desc.kv_tokens = end;
+    return desc;
+  }
+  RunArgs Arguments(int64_t begin, int64_t end, Result& result) const {
+    result.o = TestTensor(p.shape.batch, p.shape.q_heads, end - begin, p.shape.v_dim);
+    RunArgs args;
+    args.q = p.q.view();
+    args.q.data = static_cast<float*>(args.q.data) + begin * args.q.token_stride;
+    args.k = p.k.view();
+    args.v = p.v.view();
+    args.o = result.o.view();
+    return args;
+  }
+  Result Run(int64_t begin, int64_t end) {
+    Plan plan(context, Describe(begin, end));
+    Result result;
+    RunArgs args = Arguments(begin, end, result);
+    args.stats = &result.stats;
+    if (p.desc.cache_tokens > 0) {
+      memory.resize(std::max(memory.size(), sparge_plan_cache_size(plan.get()) + 1));
+      args.cache = memory.data() + 1;  // of any alignment
+      args.cache_size = memory.size() - 1;
+    }
+    if (only_predict) {
+      args.v = args.o = {};
+      plan.Predict(args);
+    } else {
+      plan.Run(args);
+    }
+    return result;
+  }
+  Result Expected(int64_t begin, int64_t end) const {
+    PlanDesc desc = Describe(begin, end);
+    desc.cache_tokens = 0;
+    const Plan plan(context, desc);
+    Result result;
+    plan.Reference(Arguments(begin, end, result));
+    return result;
+  }
+
+  const Context& context;
+  Problem p;
+  std::vector<uint8_t> memory;
+  bool only_predict = false;
+};
+
+// Blocks of all sequences and kv heads.
+int64_t Blocks(int64_t keys) { return 2 * 2 * ((keys + 63) / 64); }
+
+TEST(Cache, AnEmptyOneChangesNothing) {
+  for (const std::string& isa : RunnableIsas()) {
+    const Context context(2, isa.c_str());
+    for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+      SCOPED_TRACE(isa + Name(precision));
+      Prompt with(context), without(context);
+      with.p.desc.precision = without.p.desc.precision = precision;
+      without.p.desc.cache_tokens = 0;
+      const Result a = with.Run(500, 1000);
+      const Result b = without.Run(500, 1000);
+      EXPECT_EQ(a.o.bytes(), b.o.bytes());
+      EXPECT_EQ(a.stats.key_blocks, Blocks(1000));
+      EXPECT_EQ(a.stats.key_blocks_reused, 0);
+      EXPECT_EQ(b.stats.key_blocks, Blocks(1000));
+    }
+  }
+}
+
+TEST(Cache, APromptInBatches) {
+  constexpr int64_t kBatch = 160;
+  for (const std::string& isa : RunnableIsas()) {
+    const Context context(2, isa.c_str());
+    for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+      SCOPED_TRACE(isa + Name(precision));
+      Prompt prompt(context, 1120);
+      prompt.p.desc.precision = precision;
+      int64_t centred = 0;
+      for (int64_t end = kBatch; end <= 1120; end += kBatch) {
+        const Result result = prompt.Run(end - kBatch, end);
+        const bool anew = end > 2 * centred;
+        // Whole blocks of the batches before; the one that has become longer is another one.
+        EXPECT_EQ(result.stats.key_blocks_reused, anew ? 0 : 2 * 2 * ((end - kBatch) / 64)) << end;
+        if (anew) centred = end;
+        EXPECT_LE(RelativeL1(result.o, prompt.Expected(end - kBatch, end).o), Tolerance(precision, SPARGE_F32, 64))
+            << end;
+      }
+      // The same batch again: everything is there.
+      EXPECT_EQ(prompt.Run(1120 - kBatch, 1120).stats.key_blocks_reused, Blocks(1120));
+      // Another prompt in the same place, shorter: nothing is.
+      EXPECT_EQ(prompt.Run(0, 320).stats.key_blocks_reused, 0);
+    }
+  }
+}
+
+// One number of one key or value, anywhere: the result is that of packing all blocks anew with the same mean.
+TEST(Cache, EveryChangeIsSeen) {
+  for (const std::string& isa : RunnableIsas()) {
+    SCOPED_TRACE(isa);
+    const Context context(2, isa.c_str());
+    for (const int64_t dim : {64, 37}) {
+      for (const bool of_keys : {true, false}) {
+        for (const int64_t token : Quick() ? std::vector<int64_t>{130} : std::vector<int64_t>{0, 63, 130, 511}) {
+          Prompt prompt(context, 512, 3, dim), anew(context, 512, 3, dim);
+          for (Prompt* each : {&prompt, &anew}) each->Run(256, 512);
+          const auto change = [&](Prompt& at, float by) {
+            TestTensor& tensor = of_keys ? at.p.k : at.p.v;
+            tensor.Set(1, 1, token, dim - 1, tensor.Get(1, 1, token, dim - 1) + by);
+          };
+          anew.p.k.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return prompt.p.k.Get(b, h, t, d) / 2; });
+          EXPECT_EQ(anew.Run(256, 512).stats.key_blocks_reused, 0);
+          anew.p.k.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return prompt.p.k.Get(b, h, t, d); });
+          change(prompt, 0.5f);
+          change(anew, 0.5f);
+          const Result expected = anew.Run(256, 512);
+          const Result result = prompt.Run(256, 512);
+          EXPECT_EQ(expected.stats.key_blocks_reused, 0);
+          EXPECT_EQ(result.stats.key_blocks_reused, Blocks(512) - 1);
+          EXPECT_EQ(result.o.bytes(), expected.o.bytes()) << dim << " " << token;
+        }
+      }
+    }
+  }
+}
+
+// The same prompt again, from its beginning: its later blocks are there, but centred on another mean.
+TEST(Cache, TheSamePromptAgain) {
+  const Context context(2);
+  Prompt prompt(context, 1024, 9), fresh(context, 1024, 9);
+  for (int64_t t = 512; t < 1024; ++t) {  // the mean moves
+    for (int64_t d = 0; d < 64; ++d) {
+      for (Prompt* each : {&prompt, &fresh}) each->p.k.Set(0, 0, t, d, each->p.k.Get(0, 0, t, d) + 3.0f);
+    }
+  }
+  for (Prompt* each : {&prompt, &fresh}) PutLargestFirst(each->p.k);
+  prompt.Run(0, 1024);
+  for (Prompt* each : {&prompt, &fresh}) EXPECT_EQ(each->Run(0, 512).stats.key_blocks_reused, 0);
+  const Result result = prompt.Run(512, 1024);
+  EXPECT_EQ(result.stats.key_blocks_reused, Blocks(512));
+  EXPECT_EQ(result.o.bytes(), fresh.Run(512, 1024).o.bytes());
+}
+
+// Much larger keys or values than so far, then not finite ones.
+TEST(Cache, UnitsGrow) {
+  const Context context(2);
+  for (const bool of_keys : {true, false}) {
+    Prompt prompt(context, 1024, 4);
+    prompt.Run(0, 512);
+    TestTensor& tensor = of_keys ? prompt.p.k : prompt.p.v;
+    for (int64_t d = 0; d < 64; ++d) tensor.Set(0, 0, 600, d, tensor.Get(0, 0, 600, d) * 40);
+    const Result grown = prompt.Run(512, 1024);
+    EXPECT_EQ(grown.stats.key_blocks_reused, 3 * 512 / 64) << "all but those of the head that has grown";
+    // A key of that size is the only one its readers see, and rounds as the others do.
+    EXPECT_LE(RelativeL1(grown.o, prompt.Expected(512, 1024).o), 2 * Tolerance(SPARGE_INT8, SPARGE_F32, 64));
+    tensor.Set(0, 0, 700, 3, kInf);
+    const Result infinite = prompt.Run(512, 1024);
+    EXPECT_EQ(infinite.stats.key_blocks_reused, Blocks(1024) - 1);
+    EXPECT_TRUE(std::isfinite(infinite.o.Get(0, 0, 100, 0)));
+    EXPECT_FALSE(std::isfinite(infinite.o.Get(0, 0, 700 - 512, 0)));
+  }
+}
+
+TEST(Cache, OtherPlansEmptyIt) {
+  const Context context(2);
+  Prompt prompt(context, 512, 5), fresh(context, 512, 5);
+  const std::vector<uint8_t> expected = fresh.Run(256, 512).o.bytes();
+  prompt.Run(256, 512);
+  prompt.p.desc.precision = SPARGE_INT16;
+  EXPECT_EQ(prompt.Run(256, 512).stats.key_blocks_reused, 0);
+  prompt.p.desc.precision = SPARGE_INT8;
+  prompt.p.desc.cache_tokens = kRoom / 2;
+  EXPECT_EQ(prompt.Run(256, 512).stats.key_blocks_reused, 0);
+  prompt.p.desc.cache_tokens = kRoom;
+  prompt.only_predict = true;
+  prompt.p.desc.select = SPARGE_SELECT_CDF;
+  prompt.Run(256, 512);
+  prompt.only_predict = false;
+  EXPECT_EQ(prompt.Run(256, 512).stats.key_blocks_reused, 0);
+  prompt.p.desc.select = SPARGE_SELECT_ALL;
+  const Result result = prompt.Run(256, 512);
+  EXPECT_EQ(result.o.bytes(), expected);
+  // A single query takes keys as they lie, and leaves the cache as it is.
+  prompt.Run(511, 512);
+  EXPECT_EQ(prompt.Run(256, 512).stats.key_blocks_reused, Blocks(512));
+  // Memory of another user.
+  std::fill(prompt.memory.begin(), prompt.memory.end(), uint8_t{0xA5});
+  EXPECT_EQ(prompt.Run(256, 512).o.bytes(), expected);
+}
+
+TEST(Cache, StageOneSeesTheSame) {
+  const Context context(2);
+  for (const sparge_predictor predictor : {SPARGE_PREDICT_PAPER, SPARGE_PREDICT_KEYS}) {
+    Prompt prompt(context, 1024, 6), anew(context, 1024, 6);
+    for (Prompt* each : {&prompt, &anew}) {
+      each->p.desc.select = predictor == SPARGE_PREDICT_PAPER ? SPARGE_SELECT_CDF : SPARGE_SELECT_FLOOR;
+      each->p.desc.predictor = predictor;
+      each->p.desc.params = {-1.0, 0.6, 0.5, 10.0};
+      each->Run(256, 768);
+    }
+    // Other values, so that all blocks are packed with the mean that is there.
+    anew.p.v.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return prompt.p.v.Get(b, h, t, d) / 2; });
+    anew.Run(256, 768);
+    anew.p.v.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return prompt.p.v.Get(b, h, t, d); });
+    const Result result = prompt.Run(768, 1024);
+    const Result expected = anew.Run(768, 1024);
+    EXPECT_EQ(result.stats.key_blocks_reused, Blocks(768));
+    EXPECT_EQ(expected.stats.key_blocks_reused, 0);
+    EXPECT_GT(result.stats.sparsity(), 0.1);
+    EXPECT_EQ(result.stats.total.qk_computed, expected.stats.total.qk_computed);
+    EXPECT_EQ(result.o.bytes(), expected.o.bytes());
+  }
+}
+
+// Some heads in int8, some in int16, each with a part of the cache.
+TEST(Cache, AutomaticPlans) {
+  for (const int32_t threads : {1, 3}) {
+    const Context context(threads);
+    Prompt prompt(context, 1024, 7), without(context, 1024, 7);
+    CalibrationDesc bounds;
+    bounds.q_heads = 4;
+    bounds.round_l1 = 1e-5;  // less than int8 has
+    Calibration one(bounds), two(bounds);
+    for (Prompt* each : {&prompt, &without}) {
+      each->p.desc.select = SPARGE_SELECT_AUTO;
+      each->p.desc.calibration = (each == &prompt ? one : two).get();
+      each->p.desc.least_effort = 0.5;
+    }
+    without.p.desc.cache_tokens = 0;
+    prompt.Run(0, 512);
+    without.Run(0, 512);
+    EXPECT_EQ(one.Head(0).precision, SPARGE_INT16);
+    const Result result = prompt.Run(512, 1024);
+    EXPECT_EQ(result.stats.key_blocks, Blocks(1024));  // int16 only
+    EXPECT_EQ(result.stats.key_blocks_reused, Blocks(512));
+    EXPECT_LE(RelativeL1(result.o, without.Run(512, 1024).o),
+              2 * 1.2 * bounds.pv_l1 + Tolerance(SPARGE_INT16, SPARGE_F32, 64));
+  }
+}
+
+TEST(Cache, MemoryIsChecked) {
+  const Context context(1);
+  Prompt prompt(context, 256);
+  const Plan plan(context, prompt.Describe(0, 256));
+  Result result;
+  RunArgs args = prompt.Arguments(0, 256, result);
+  std::vector<std::byte> workspace(plan.workspace_size());
+  args.workspace = workspace.data();
+  args.workspace_size = workspace.size();
+  EXPECT_EQ(sparge_run(plan.get(), &args), SPARGE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sparge_last_error(), "cache is NULL, but the plan has one");
+  std::vector<std::byte> memory(sparge_plan_cache_size(plan.get()));
+  args.cache = memory.data();
+  args.cache_size = 100;
+  EXPECT_EQ(sparge_run(plan.get(), &args), SPARGE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(sparge_last_error()).find("cache_size=100 is less than the "), 0U);
+  args.cache_size = memory.size();
+  EXPECT_EQ(sparge_run(plan.get(), &args), SPARGE_OK);
+}
+
+TEST(Cache, LeastEffortIsSpent) {
+  const Context context(2);
+  const auto samples = [&](double effort) {
+    Prompt prompt(context, 1024, 8);
+    CalibrationDesc bounds;
+    bounds.q_heads = 4;
+    Calibration calibration(bounds);
+    prompt.p.desc.select = SPARGE_SELECT_AUTO;
+    prompt.p.desc.calibration = calibration.get();
+    prompt.p.desc.least_effort = effort;
+    prompt.Run(512, 1024);
+    return calibration.Head(2).samples;
+  };
+  EXPECT_GE(samples(0.5), 4 * std::max<int64_t>(samples(0), 1));
+}
+
+}  // namespace
+}  // namespace sparge::testing
