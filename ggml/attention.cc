@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string_view>
@@ -283,20 +282,19 @@ void Attention::Choose(Layer& layer, PlanDesc& desc) {
   if (tail && desc.select != SPARGE_SELECT_ALL) desc.dense_tail = kDenseTail;
 }
 
-// Memory for what was packed of the keys that the next batches will see again.
-void Cache::Lend(const Plan& plan, RunArgs& args) {
+bool Cache::Lend(const Plan& plan, RunArgs& args) {
   const size_t needed = sparge_plan_cache_size(plan.get());
-  if (needed == 0) return;
   if (size_ < needed) {
     memory_.reset();  // before the new one: never both
     size_ = 0;
     // Zeros that take no memory until they are written to: the part for int16 hardly ever is.
     memory_.reset(static_cast<std::byte*>(std::calloc(needed, 1)));
-    if (!memory_) throw std::bad_alloc();
+    if (!memory_) return false;
     size_ = needed;
   }
-  args.cache = memory_.get();
-  args.cache_size = size_;
+  args.cache = needed == 0 ? nullptr : memory_.get();
+  args.cache_size = needed == 0 ? 0 : size_;
+  return true;
 }
 
 // A prompt that goes on, in all heads at once.
@@ -307,8 +305,13 @@ void Attention::UseCache(PlanDesc& desc, Layer& layer) {
   desc.cache_tokens = layer.cache_tokens;
 }
 
-void Attention::Run(const PlanDesc& desc, RunArgs& args, Layer& layer) {
-  const Plan plan(*context_, desc);
+void Attention::Run(PlanDesc desc, RunArgs& args, Layer& layer) {
+  std::optional<Plan> made(std::in_place, *context_, desc);
+  if (!layer.cache.Lend(*made, args)) {  // no memory for it: everything is packed again
+    desc.cache_tokens = 0;
+    made.emplace(*context_, desc);
+  }
+  const Plan& plan = *made;
   if (workspace_size_ < plan.workspace_size()) {
     workspace_.reset();  // before the new one: never both
     workspace_size_ = 0;
@@ -317,7 +320,6 @@ void Attention::Run(const PlanDesc& desc, RunArgs& args, Layer& layer) {
   }
   args.workspace = workspace_.get();
   args.workspace_size = workspace_size_;
-  layer.cache.Lend(plan, args);
   Stats stats;
   args.stats = &stats;
   Check(sparge_run(plan.get(), &args));

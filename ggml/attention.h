@@ -49,8 +49,9 @@ struct Totals {
 // A layer's keys and values as they were packed.
 class Cache {
  public:
-  // Takes more memory if that plan needs more, empty then.
-  void Lend(const Plan& plan, RunArgs& args);
+  // Memory for what the next batches will see again: more of it if that plan needs more, empty then. False: there is
+  // none.
+  bool Lend(const Plan& plan, RunArgs& args);
 
  private:
   struct Free {
@@ -95,7 +96,7 @@ class Attention {
   void ChoosePreset(Layer& layer, PlanDesc& desc);
   void ChooseAuto(Layer& layer, PlanDesc& desc);
   void UseCache(PlanDesc& desc, Layer& layer);
-  void Run(const PlanDesc& desc, RunArgs& args, Layer& layer);
+  void Run(PlanDesc desc, RunArgs& args, Layer& layer);
   void WriteStatistics() const;
 
   Settings settings_;

@@ -16,7 +16,8 @@ struct MaskShape {
   int64_t window = 0;  // and of these the last so many; 0 = all
   int64_t keys = 0;    // none sees a key from here on
   // ALiBi: what is seen has minus its distance from query i, which is i + query_offset - j, instead of 0. In f16, that
-  // is within 2^-11 of it; the library's distances are exact, which changes no weight by more than e^-1 * 2^-11.
+  // is within 2^-11 of it; the library's distances are exact, which for equal scores changes no
+  // weight by more than e^-1 * 2^-11.
   bool distances = false;
 
   bool operator==(const MaskShape&) const = default;

@@ -94,7 +94,9 @@ prompt_test() {
   shift
   for folder in "$@"; do options+=("-L$folder" "-Wl,-rpath,$PWD/$folder"); done
   c++ -std=c++17 -O2 -I"$headers" tests/ggml/prompt_test.cc -o $program "${options[@]}" -lggml -lggml-base -lggml-cpu || return 1
-  $program "$PWD/build/test/ggml/libggml-sparge.so" || return 1
+  SPARGE_STATS=$program.stats $program "$PWD/build/test/ggml/libggml-sparge.so" || return 1
+  # The keys of earlier batches are not packed again.
+  grep -q '([1-9][0-9.]*% of the keys reused)' $program.stats || { cat $program.stats; return 1; }
   passed=$((passed + 1))
 }
 

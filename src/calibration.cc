@@ -281,7 +281,7 @@ void Calibration::Learn(const Sample& sample, const SampleResult& result) {
   // A prompt in batches against ever more keys: with more of them there is more to miss, so that what was measured with
   // fewer counts less.
   if (sample.keys > head.keys && head.keys > 0) Fade(head, head.keys / sample.keys);
-  head.keys = sample.keys;
+  head.keys = std::max(head.keys, sample.keys);
   // The choice may have moved in the meantime: far away, this sample tells nothing about lambda.
   const bool skips = sample.with_skips && Near(sample.cell, head.cell) && head.state == SPARGE_HEAD_SPARSE;
   if (head.state == SPARGE_HEAD_SPARSE) Watch(result, head);

@@ -37,7 +37,7 @@ struct Cell {
 struct Sample {
   uint64_t call;
   int64_t head, row, first_row;
-  double keys;      // of the call
+  double keys;      // of the longest sequence of the call
   Cell cell;        // lambda is measured at this choice of theta and tau
   bool with_skips;  // there is such a choice
   bool with_rounding;
@@ -74,7 +74,7 @@ Estimate EstimateRatio(const SizeSums& sizes, const ErrorSums& errors);
 struct HeadRecord {
   double target_l1, pv_l1;
   double call = 0;  // of the last sample, counted from 1
-  double keys = 0;  // likewise
+  double keys = 0;  // the most of a sample so far
   // Of the last two dozen samples, older ones fading: what was chosen, as it turns out.
   double recent_count = 0, recent_error = 0, recent_size = 0;
   // theta, tau

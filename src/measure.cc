@@ -316,7 +316,7 @@ Sample SampleAt(const Plan& plan, int64_t head, int64_t query) {
   const int64_t samples = CeilDiv(s.QueriesIn(block), SampleRows(plan));
   Sample sample{};
   sample.head = head;
-  sample.keys = static_cast<double>(plan.kv_tokens);
+  sample.keys = static_cast<double>(plan.k_blocks * kBlockK);
   sample.row = plan.QueryBlock(head, s, block);
   sample.first_row = query % kBlockQ * samples / s.QueriesIn(block) * SampleRows(plan);
   return sample;

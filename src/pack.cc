@@ -44,17 +44,20 @@ struct Packer {
     return id.block < plan.sequences[id.sequence].k_blocks && heads.KvActive(plan, id.head);
   }
   bool IsStale(int64_t task) const { return packed.cache.stale == nullptr || packed.cache.stale[task] != 0; }
+  bool MayKeepCentre(int64_t index) const;
   bool KeepsCentre(int64_t index) const;
   bool FindStale(const BlockId& id, int64_t task) const;
   void ForgetBlocks(int64_t first, const Sequence& s) const;
   void MeasureBlock(int32_t worker, int64_t task) const;
-  void ChooseUnits(int64_t index) const;
+  void MeasureTokens(int32_t worker, const BlockId& id, int64_t task) const;
+  void ChooseUnits(int32_t worker, int64_t index) const;
+  void ChooseCentre(int32_t worker, int64_t index, bool centre) const;
   void PackKeyBlock(int32_t worker, int64_t task) const;
   void PackQueryBlock(int32_t worker, int64_t task) const;
 };
 
 // Blocks are centred on the mean of the keys of an earlier call, until there are twice as many. Fewer: another text.
-bool Packer::KeepsCentre(int64_t index) const {
+bool Packer::MayKeepCentre(int64_t index) const {
   if (packed.cache.centred == nullptr || !with_values) return false;
   const int64_t keys = plan.sequences[index / plan.kv_heads].k_count;
   const int64_t centred = packed.cache.centred[index];
@@ -67,7 +70,7 @@ bool Packer::FindStale(const BlockId& id, int64_t task) const {
   if (cache.checksum == nullptr || !with_values) return true;
   const uint64_t k = ops.checksum(KeyRows(id, args.k, plan.qk_dim));
   const uint64_t sum = ops.checksum(KeyRows(id, args.v, plan.v_dim)) ^ (k << 1 | k >> 63);
-  const bool same = cache.checksum[task] == sum && KeepsCentre(UnitIndex(id.sequence, id.head));
+  const bool same = cache.checksum[task] == sum && MayKeepCentre(UnitIndex(id.sequence, id.head));
   cache.checksum[task] = sum;
   return !same;
 }
@@ -78,7 +81,10 @@ void Packer::MeasureBlock(int32_t worker, int64_t task) const {
   if (!IsNeeded(id)) return;
   const bool stale = FindStale(id, task);
   if (packed.cache.stale != nullptr) packed.cache.stale[task] = stale;
-  if (!stale) return;
+  if (stale) MeasureTokens(worker, id, task);
+}
+
+void Packer::MeasureTokens(int32_t worker, const BlockId& id, int64_t task) const {
   float* scratch = Scratch(worker);
   const Measured k =
       ops.measure(KeyRows(id, args.k, plan.qk_dim), plan.dim_pad(), packed.k.mean + task * plan.dim_pad(), scratch);
@@ -94,13 +100,21 @@ void Packer::ForgetBlocks(int64_t first, const Sequence& s) const {
   std::fill_n(packed.cache.checksum + first + s.k_blocks, plan.cache_blocks - s.k_blocks, uint64_t{0});
 }
 
-// Mean of all finite keys of a sequence and kv head, and the units.
-void Packer::ChooseUnits(int64_t index) const {
+// Another text may have as many keys, and quite another mean: a good part of the blocks must be known.
+bool Packer::KeepsCentre(int64_t index) const {
+  if (!MayKeepCentre(index)) return false;
+  const Sequence& s = plan.sequences[index / plan.kv_heads];
+  const uint8_t* stale = packed.cache.stale + plan.KeyBlock(index % plan.kv_heads, s, 0);
+  return 4 * std::count(stale, stale + s.k_blocks, uint8_t{0}) >= s.k_blocks;
+}
+
+// Units and mean of a sequence and kv head.
+void Packer::ChooseUnits(int32_t worker, int64_t index) const {
   if (!heads.KvActive(plan, index % plan.kv_heads)) return;
   const Sequence& s = plan.sequences[index / plan.kv_heads];
   const int64_t first = plan.KeyBlock(index % plan.kv_heads, s, 0);
   float k_max = 0, v_max = 0;
-  double tokens = 0;
+  int64_t tokens = 0;
   for (int64_t j = first; j < first + s.k_blocks; ++j) {
     k_max = std::max(k_max, packed.block_max[2 * j]);
     v_max = std::max(v_max, packed.block_max[2 * j + 1]);
@@ -111,17 +125,29 @@ void Packer::ChooseUnits(int64_t index) const {
   const bool centre = tokens > 0 && k_max <= 0x1p126f;
   KeyUnits& units = packed.units[index];
   if (centre && KeepsCentre(index)) {
-    // Larger units than needed do no harm; smaller ones do, and then every block has to be packed in the new ones.
+    // Units somewhat larger than needed do no harm; smaller ones do, and then every block is packed in the new ones.
     if (needed.k_unit <= units.k_unit && needed.v_unit <= units.v_unit) return;
     units = {std::max(needed.k_unit, units.k_unit), std::max(needed.v_unit, units.v_unit)};
     ForgetBlocks(first, s);
     return;
   }
   units = needed;
+  ChooseCentre(worker, index, centre);
+}
+
+// The mean of all finite keys, or 0.
+void Packer::ChooseCentre(int32_t worker, int64_t index, bool centre) const {
+  const Sequence& s = plan.sequences[index / plan.kv_heads];
+  const int64_t first = plan.KeyBlock(index % plan.kv_heads, s, 0);
   if (packed.cache.centred != nullptr) {
+    for (int64_t j = first; j < first + s.k_blocks; ++j) {
+      if (!IsStale(j)) MeasureTokens(worker, FindKeyBlock(plan, j), j);  // its mean gave way to its summary
+    }
     ForgetBlocks(first, s);
     packed.cache.centred[index] = centre && with_values ? s.k_count : 0;
   }
+  double tokens = 0;
+  for (int64_t j = first; j < first + s.k_blocks; ++j) tokens += packed.finite[j];
   float* mean = packed.key_mean + index * plan.dim_pad();
   for (int64_t d = 0; d < plan.dim_pad(); ++d) {
     double sum = 0;
@@ -310,7 +336,8 @@ KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_r
   const sparge_executor& executor = plan.runtime.executor;
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
   ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.MeasureBlock(worker, task); });
-  ForEach(executor, plan.batch() * plan.kv_heads, [&](int32_t, int64_t index) { packer.ChooseUnits(index); });
+  ForEach(executor, plan.batch() * plan.kv_heads,
+          [&](int32_t worker, int64_t index) { packer.ChooseUnits(worker, index); });
   KeyBlockCounts counts{};
   for (int64_t task = 0; task < k_blocks; ++task) {
     const bool needed = packer.IsNeeded(FindKeyBlock(plan, task));

@@ -33,7 +33,8 @@ void CheckShapes(const sparge_plan_desc& desc) {
   CheckRange("kv_tokens", desc.kv_tokens, 0, kMaxTokens);
   CheckRange("qk_dim", desc.qk_dim, 1, SPARGE_MAX_HEAD_DIM);
   CheckRange("v_dim", desc.v_dim, 1, SPARGE_MAX_HEAD_DIM);
-  const double tokens = static_cast<double>(std::max(desc.q_tokens, desc.kv_tokens));
+  CheckRange("cache_tokens", desc.cache_tokens, 0, kMaxTokens);
+  const double tokens = static_cast<double>(std::max({desc.q_tokens, desc.kv_tokens, desc.cache_tokens}));
   const double elements = static_cast<double>(desc.batch) * static_cast<double>(desc.q_heads) * tokens *
                           static_cast<double>(std::max(desc.qk_dim, desc.v_dim));
   SPARGE_REQUIRE(elements <= static_cast<double>(kMaxElements),
@@ -114,7 +115,6 @@ void CheckAutomatic(const sparge_plan_desc& desc) {
 }
 
 void CheckCache(const sparge_plan_desc& desc) {
-  CheckRange("cache_tokens", desc.cache_tokens, 0, kMaxTokens);
   if (desc.cache_tokens == 0) return;
   SPARGE_REQUIRE(desc.cache_tokens >= desc.kv_tokens, "cache_tokens=%" PRId64 " is less than kv_tokens=%" PRId64,
                  desc.cache_tokens, desc.kv_tokens);

@@ -137,34 +137,60 @@ TEST(Cache, APromptInBatches) {
   }
 }
 
-// One number of one key or value, anywhere: the result is that of packing all blocks anew with the same mean.
+// Half of the keys and values, those around `token`, become others, so that their blocks are packed anew.
+void Halve(const TestTensor& from, int64_t token, TestTensor& to) {
+  const int64_t half = from.tokens / 2;
+  to.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) {
+    return t / half == token / half ? from.Get(b, h, t, d) / 2 : from.Get(b, h, t, d);
+  });
+}
+
+// One number of one key or value, anywhere: the result is that of packing that half of the keys anew.
 TEST(Cache, EveryChangeIsSeen) {
   for (const std::string& isa : RunnableIsas()) {
-    SCOPED_TRACE(isa);
     const Context context(2, isa.c_str());
-    for (const int64_t dim : {64, 37}) {
-      for (const bool of_keys : {true, false}) {
-        for (const int64_t token : Quick() ? std::vector<int64_t>{130} : std::vector<int64_t>{0, 63, 130, 511}) {
-          Prompt prompt(context, 512, 3, dim), anew(context, 512, 3, dim);
-          for (Prompt* each : {&prompt, &anew}) each->Run(256, 512);
-          const auto change = [&](Prompt& at, float by) {
-            TestTensor& tensor = of_keys ? at.p.k : at.p.v;
-            tensor.Set(1, 1, token, dim - 1, tensor.Get(1, 1, token, dim - 1) + by);
-          };
-          anew.p.k.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return prompt.p.k.Get(b, h, t, d) / 2; });
-          EXPECT_EQ(anew.Run(256, 512).stats.key_blocks_reused, 0);
-          anew.p.k.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return prompt.p.k.Get(b, h, t, d); });
-          change(prompt, 0.5f);
-          change(anew, 0.5f);
-          const Result expected = anew.Run(256, 512);
-          const Result result = prompt.Run(256, 512);
-          EXPECT_EQ(expected.stats.key_blocks_reused, 0);
-          EXPECT_EQ(result.stats.key_blocks_reused, Blocks(512) - 1);
-          EXPECT_EQ(result.o.bytes(), expected.o.bytes()) << dim << " " << token;
+    for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+      const int64_t dim = precision == SPARGE_INT8 ? 64 : 37;
+      for (const int64_t token : Quick() ? std::vector<int64_t>{130} : std::vector<int64_t>{0, 63, 130, 511}) {
+        SCOPED_TRACE(isa + " " + Name(precision) + " " + std::to_string(token));
+        Prompt prompt(context, 512, 3, dim), anew(context, 512, 3, dim);
+        for (Prompt* each : {&prompt, &anew}) {
+          each->p.desc.precision = precision;
+          each->Run(256, 512);
         }
+        const bool of_keys = token % 2 == 0;
+        Halve(prompt.p.k, token, anew.p.k);
+        EXPECT_EQ(anew.Run(256, 512).stats.key_blocks_reused, Blocks(512) / 2);
+        anew.p.k.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return prompt.p.k.Get(b, h, t, d); });
+        for (Prompt* each : {&prompt, &anew}) {
+          TestTensor& tensor = of_keys ? each->p.k : each->p.v;
+          tensor.Set(1, 1, token, dim - 1, tensor.Get(1, 1, token, dim - 1) / 2);
+        }
+        const Result expected = anew.Run(256, 512);
+        const Result result = prompt.Run(256, 512);
+        EXPECT_EQ(expected.stats.key_blocks_reused, Blocks(512) / 2);
+        EXPECT_EQ(result.stats.key_blocks_reused, Blocks(512) - 1);
+        EXPECT_EQ(result.o.bytes(), expected.o.bytes());
       }
     }
   }
+}
+
+// As many keys, but of another text with quite another mean: as with an empty cache.
+TEST(Cache, AnotherText) {
+  const Context context(2);
+  Prompt prompt(context, 512, 10), fresh(context, 512, 11);
+  const auto far = [&](int64_t b, int64_t h, int64_t t, int64_t d) { return fresh.p.k.Get(b, h, t, d) + 100.0f; };
+  prompt.p.k.Fill(far);
+  prompt.Run(256, 512);
+  // A beginning that both have in common is not enough.
+  prompt.p = fresh.p;
+  prompt.p.k.Fill(
+      [&](int64_t b, int64_t h, int64_t t, int64_t d) { return t < 64 ? far(b, h, t, d) : fresh.p.k.Get(b, h, t, d); });
+  fresh.p.k = prompt.p.k;
+  const Result result = prompt.Run(256, 512);
+  EXPECT_EQ(result.stats.key_blocks_reused, 0);
+  EXPECT_EQ(result.o.bytes(), fresh.Run(256, 512).o.bytes());
 }
 
 // The same prompt again, from its beginning: its later blocks are there, but centred on another mean.
@@ -215,11 +241,14 @@ TEST(Cache, OtherPlansEmptyIt) {
   prompt.p.desc.cache_tokens = kRoom / 2;
   EXPECT_EQ(prompt.Run(256, 512).stats.key_blocks_reused, 0);
   prompt.p.desc.cache_tokens = kRoom;
-  prompt.only_predict = true;
   prompt.p.desc.select = SPARGE_SELECT_CDF;
+  const Result before = prompt.Run(256, 512);
+  prompt.only_predict = true;
   prompt.Run(256, 512);
   prompt.only_predict = false;
-  EXPECT_EQ(prompt.Run(256, 512).stats.key_blocks_reused, 0);
+  const Result after = prompt.Run(256, 512);
+  EXPECT_EQ(after.stats.key_blocks_reused, 0);
+  EXPECT_EQ(after.o.bytes(), before.o.bytes());
   prompt.p.desc.select = SPARGE_SELECT_ALL;
   const Result result = prompt.Run(256, 512);
   EXPECT_EQ(result.o.bytes(), expected);
@@ -241,21 +270,37 @@ TEST(Cache, StageOneSeesTheSame) {
       each->p.desc.params = {-1.0, 0.6, 0.5, 10.0};
       each->Run(256, 768);
     }
-    // Other values, so that all blocks are packed with the mean that is there.
-    anew.p.v.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return prompt.p.v.Get(b, h, t, d) / 2; });
-    anew.Run(256, 768);
+    Halve(prompt.p.v, 0, anew.p.v);
+    EXPECT_EQ(anew.Run(256, 768).stats.key_blocks_reused, Blocks(256));
     anew.p.v.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return prompt.p.v.Get(b, h, t, d); });
     const Result result = prompt.Run(768, 1024);
     const Result expected = anew.Run(768, 1024);
     EXPECT_EQ(result.stats.key_blocks_reused, Blocks(768));
-    EXPECT_EQ(expected.stats.key_blocks_reused, 0);
+    EXPECT_EQ(expected.stats.key_blocks_reused, Blocks(256));
     EXPECT_GT(result.stats.sparsity(), 0.1);
     EXPECT_EQ(result.stats.total.qk_computed, expected.stats.total.qk_computed);
     EXPECT_EQ(result.o.bytes(), expected.o.bytes());
   }
 }
 
-// Some heads in int8, some in int16, each with a part of the cache.
+// Some heads in int8, some in int16, each precision with a part of the cache of its own.
+TEST(Cache, MixedPrecisions) {
+  const Context context(2);
+  Prompt prompt(context, 1024, 12), fresh(context, 1024, 12);
+  const sparge_precision mixed[] = {SPARGE_INT8, SPARGE_INT16, SPARGE_INT16, SPARGE_INT16};
+  const sparge_precision others[] = {SPARGE_INT8, SPARGE_INT8, SPARGE_INT8, SPARGE_INT16};
+  prompt.p.desc.head_precision = mixed;
+  EXPECT_EQ(prompt.Run(0, 512).stats.key_blocks, Blocks(512) + Blocks(512) / 2);
+  EXPECT_EQ(prompt.Run(512, 1024).stats.key_blocks_reused, Blocks(512) + Blocks(512) / 2);
+  // The second kv head was not there in int8, and the first one is no longer there in int16.
+  prompt.p.desc.head_precision = others;
+  const Result result = prompt.Run(512, 1024);
+  EXPECT_EQ(result.stats.key_blocks, Blocks(1024) + Blocks(1024) / 2);
+  EXPECT_EQ(result.stats.key_blocks_reused, Blocks(1024));
+  EXPECT_LE(RelativeL1(result.o, prompt.Expected(512, 1024).o), Tolerance(SPARGE_INT8, SPARGE_F32, 64));
+}
+
+// A calibration that moves its heads to int16.
 TEST(Cache, AutomaticPlans) {
   for (const int32_t threads : {1, 3}) {
     const Context context(threads);

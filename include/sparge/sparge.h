@@ -203,12 +203,13 @@ typedef struct sparge_plan sparge_plan;
 
 /* Defaults: int8, cdf, tau 0.98, theta 0.3, pv_skip 10, not causal, scale 1/sqrt(D), bottom-right offset. */
 SPARGE_API void sparge_plan_desc_init(sparge_plan_desc* desc);
-/* The context must outlive the plan. A plan may be run by several threads at once, each with its own workspace. */
+/* The context must outlive the plan. A plan may be run by several threads at once, each with its own workspace and
+ * cache. */
 SPARGE_API sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc* desc, sparge_plan** out);
 SPARGE_API void sparge_plan_destroy(sparge_plan* plan); /* NULL is allowed */
 /* Bytes of workspace that `run` and `predict` need: linear in tokens, plus one or two bits per tile. */
 SPARGE_API size_t sparge_plan_workspace_size(const sparge_plan* plan);
-/* Bytes of the cache, for every plan with the same cache_tokens; 0 without one, and for so few queries that nothing is
+/* Bytes of the cache; q_tokens and kv_tokens do not matter. 0 without one, and for so few queries that nothing is
  * packed. */
 SPARGE_API size_t sparge_plan_cache_size(const sparge_plan* plan);
 /* Tiles per head of the block map: ceil(q_tokens / 128), ceil(kv_tokens / 64), of the longest sequence if packed. */
@@ -275,7 +276,8 @@ typedef struct sparge_run_args {
    * per layer, and never shares between calls that run at once. Zeros are an empty cache; what another kind of plan
    * left there is emptied. Packed blocks of 64 keys are known again by a checksum (64 bits) of their keys and values,
    * so nothing has to be told when some of them change. Keys are centred on a mean that is kept until their number has
-   * doubled: rounding, and nothing else, depends on earlier calls. predict empties the cache. */
+   * doubled or most of them are others; so results depend on earlier calls, by rounding, and where tiles are selected
+   * by what that makes of their masses. predict empties the cache of a plan that predicts. */
   void* cache;
   size_t cache_size;
 } sparge_run_args;
