@@ -23,7 +23,7 @@ constexpr int64_t kDenseTail = SPARGE_BLOCK_Q;
 // A prompt comes in small batches against ever more keys, and each part of it is another text. The few per cent of a
 // call that runs sample by themselves would be too little of so small calls: the choice would come late, and be of the
 // parts before. So many keys of a dense call are spent instead, that is the same time in every batch, which is much of
-// the early and cheap ones, within these shares. docs/ggml.md has what that does to perplexity.
+// the early and cheap ones, within these shares. docs/ggml.md has what that does.
 constexpr double kSampledKeys = 1536;
 constexpr double kLeastEffort = 0.125;
 constexpr double kMostEffort = 0.5;

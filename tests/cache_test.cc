@@ -23,7 +23,7 @@ void PutLargestFirst(TestTensor& tensor) {
 
 // A prompt and the cache of its layer.
 struct Prompt {
-  explicit Prompt(const Context& context, int64_t tokens = 1536, uint32_t seed = 1, int64_t dim = 64)
+  explicit Prompt(const Context& context, int64_t tokens, uint32_t seed = 1, int64_t dim = 64)
       : context(context),
         p({.batch = 2,
            .q_heads = 4,
@@ -98,29 +98,29 @@ TEST(Cache, AnEmptyOneChangesNothing) {
     const Context context(2, isa.c_str());
     for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
       SCOPED_TRACE(isa + Name(precision));
-      Prompt with(context), without(context);
+      Prompt with(context, 600), without(context, 600);
       with.p.desc.precision = without.p.desc.precision = precision;
       without.p.desc.cache_tokens = 0;
-      const Result a = with.Run(500, 1000);
-      const Result b = without.Run(500, 1000);
+      const Result a = with.Run(300, 600);
+      const Result b = without.Run(300, 600);
       EXPECT_EQ(a.o.bytes(), b.o.bytes());
-      EXPECT_EQ(a.stats.key_blocks, Blocks(1000));
+      EXPECT_EQ(a.stats.key_blocks, Blocks(600));
       EXPECT_EQ(a.stats.key_blocks_reused, 0);
-      EXPECT_EQ(b.stats.key_blocks, Blocks(1000));
+      EXPECT_EQ(b.stats.key_blocks, Blocks(600));
     }
   }
 }
 
 TEST(Cache, APromptInBatches) {
-  constexpr int64_t kBatch = 160;
+  constexpr int64_t kBatch = 96, kTokens = 576;
   for (const std::string& isa : RunnableIsas()) {
     const Context context(2, isa.c_str());
     for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
       SCOPED_TRACE(isa + Name(precision));
-      Prompt prompt(context, 1120);
+      Prompt prompt(context, kTokens);
       prompt.p.desc.precision = precision;
       int64_t centred = 0;
-      for (int64_t end = kBatch; end <= 1120; end += kBatch) {
+      for (int64_t end = kBatch; end <= kTokens; end += kBatch) {
         const Result result = prompt.Run(end - kBatch, end);
         const bool anew = end > 2 * centred;
         // Whole blocks of the batches before; the one that has become longer is another one.
@@ -130,9 +130,9 @@ TEST(Cache, APromptInBatches) {
             << end;
       }
       // The same batch again: everything is there.
-      EXPECT_EQ(prompt.Run(1120 - kBatch, 1120).stats.key_blocks_reused, Blocks(1120));
+      EXPECT_EQ(prompt.Run(kTokens - kBatch, kTokens).stats.key_blocks_reused, Blocks(kTokens));
       // Another prompt in the same place, shorter: nothing is.
-      EXPECT_EQ(prompt.Run(0, 320).stats.key_blocks_reused, 0);
+      EXPECT_EQ(prompt.Run(0, 200).stats.key_blocks_reused, 0);
     }
   }
 }
