@@ -25,6 +25,9 @@ using VU = hn::Vec<U32>;
 // `all` also remembers what two that differ may cancel in `last`.
 struct Sums {
   VU last, all;
+
+  HWY_INLINE Sums() {}
+  HWY_INLINE Sums(VU last, VU all) : last(last), all(all) {}
 };
 HWY_INLINE Sums Stir(const Sums& sums, VU word) {
   const VU product = hn::Mul(hn::Xor(sums.last, word), hn::Set(U32(), 0x9E3779B1u));
