@@ -284,6 +284,7 @@ void Attention::Choose(Layer& layer, PlanDesc& desc) {
 
 bool Cache::Lend(const Plan& plan, RunArgs& args) {
   const size_t needed = sparge_plan_cache_size(plan.get());
+  if (needed == 0) return true;
   if (size_ < needed) {
     memory_.reset();  // before the new one: never both
     size_ = 0;
@@ -292,8 +293,8 @@ bool Cache::Lend(const Plan& plan, RunArgs& args) {
     if (!memory_) return false;
     size_ = needed;
   }
-  args.cache = needed == 0 ? nullptr : memory_.get();
-  args.cache_size = needed == 0 ? 0 : size_;
+  args.cache = memory_.get();
+  args.cache_size = size_;
   return true;
 }
 

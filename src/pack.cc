@@ -51,7 +51,7 @@ struct Packer {
   void MeasureBlock(int32_t worker, int64_t task) const;
   void MeasureTokens(int32_t worker, const BlockId& id, int64_t task) const;
   void ChooseUnits(int32_t worker, int64_t index) const;
-  void ChooseCentre(int32_t worker, int64_t index, bool centre) const;
+  void ChooseCentre(int32_t worker, int64_t index, int64_t tokens) const;
   void PackKeyBlock(int32_t worker, int64_t task) const;
   void PackQueryBlock(int32_t worker, int64_t task) const;
 };
@@ -132,11 +132,11 @@ void Packer::ChooseUnits(int32_t worker, int64_t index) const {
     return;
   }
   units = needed;
-  ChooseCentre(worker, index, centre);
+  ChooseCentre(worker, index, centre ? tokens : 0);
 }
 
-// The mean of all finite keys, or 0.
-void Packer::ChooseCentre(int32_t worker, int64_t index, bool centre) const {
+// The mean of the `tokens` finite keys; 0 of them: none.
+void Packer::ChooseCentre(int32_t worker, int64_t index, int64_t tokens) const {
   const Sequence& s = plan.sequences[index / plan.kv_heads];
   const int64_t first = plan.KeyBlock(index % plan.kv_heads, s, 0);
   if (packed.cache.centred != nullptr) {
@@ -144,17 +144,15 @@ void Packer::ChooseCentre(int32_t worker, int64_t index, bool centre) const {
       if (!IsStale(j)) MeasureTokens(worker, FindKeyBlock(plan, j), j);  // its mean gave way to its summary
     }
     ForgetBlocks(first, s);
-    packed.cache.centred[index] = centre && with_values ? s.k_count : 0;
+    packed.cache.centred[index] = tokens > 0 && with_values ? s.k_count : 0;
   }
-  double tokens = 0;
-  for (int64_t j = first; j < first + s.k_blocks; ++j) tokens += packed.finite[j];
   float* mean = packed.key_mean + index * plan.dim_pad();
   for (int64_t d = 0; d < plan.dim_pad(); ++d) {
     double sum = 0;
-    for (int64_t j = first; centre && j < first + s.k_blocks; ++j) {
+    for (int64_t j = first; tokens > 0 && j < first + s.k_blocks; ++j) {
       sum += static_cast<double>(packed.k.mean[j * plan.dim_pad() + d]) * packed.finite[j];
     }
-    mean[d] = centre ? static_cast<float>(sum / tokens) : 0.0f;
+    mean[d] = tokens > 0 ? static_cast<float>(sum / static_cast<double>(tokens)) : 0.0f;
   }
 }
 
@@ -319,8 +317,7 @@ uint64_t CacheKind(const std::vector<Plan>& plans) {
     for (const int64_t part :
          {int64_t{plan.precision}, static_cast<int64_t>(plan.runtime.isa), plan.batch(), plan.kv_heads, plan.qk_dim,
           plan.v_dim, plan.cache_blocks, int64_t{SummarisesKeys(plan)}}) {
-      kind = (kind ^ static_cast<uint64_t>(part)) * 0xff51afd7ed558ccdu;
-      kind ^= kind >> 32;
+      kind = Mix(kind, static_cast<uint64_t>(part));
     }
   }
   return kind;

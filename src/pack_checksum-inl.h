@@ -13,6 +13,7 @@
 #include "src/base/half.h"
 #include "src/base/tokens.h"
 #include "src/base/vector-inl.h"
+#include "src/pack_ops.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sparge {
@@ -68,10 +69,7 @@ uint64_t Checksum(const TokenRows& tokens) {
     HWY_ALIGN uint32_t lanes[2 * kLanes];
     hn::Store(sums[c].last, U32(), lanes);
     hn::Store(sums[c].all, U32(), lanes + kLanes);
-    for (const uint32_t lane : lanes) {
-      all = (all ^ lane) * 0xff51afd7ed558ccdu;
-      all ^= all >> 32;
-    }
+    for (const uint32_t lane : lanes) all = Mix(all, lane);
   }
   return all;
 }

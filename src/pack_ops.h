@@ -84,6 +84,12 @@ struct DirectRowsArgs {
   float* shift;   // per row: 0; NaN marks a row that is not finite
 };
 
+// What a checksum comes to with one more number.
+inline uint64_t Mix(uint64_t sum, uint64_t number) {
+  const uint64_t product = (sum ^ number) * 0xff51afd7ed558ccdu;
+  return product ^ product >> 32;
+}
+
 struct PackOps {
   Measured (*measure)(const TokenRows& tokens, int64_t dim_pad, float* mean, float* scratch);
   uint64_t (*rows)(const PackRowsArgs& args);      // bit t = token t is not finite (keys)

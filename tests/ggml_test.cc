@@ -167,7 +167,7 @@ using GgmlSettings = Environment;
 TEST_F(GgmlSettings, Defaults) {
   const Settings settings = ReadSettings();
   EXPECT_EQ(settings.mode, Mode::kAuto);
-  EXPECT_EQ(settings.target_l1, CalibrationDesc().target_l1);
+  EXPECT_EQ(settings.target_l1, 0.015);  // the library's
   EXPECT_EQ(settings.precision, SPARGE_INT8);
   EXPECT_EQ(settings.preset, nullptr);
   EXPECT_TRUE(settings.stats.empty());
