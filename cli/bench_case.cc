@@ -22,7 +22,7 @@ int64_t BenchCase::VisibleKeys(int64_t query) const {
 }
 
 const char* NameOf(sparge_precision precision) {
-  return precision == SPARGE_FP32 ? "fp32" : precision == SPARGE_INT16 ? "int16" : "int8";
+  return precision == SPARGE_PRECISION_FP32 ? "fp32" : precision == SPARGE_PRECISION_INT16 ? "int16" : "int8";
 }
 
 const char* NameOf(sparge_dtype dtype) { return dtype == SPARGE_F32 ? "fp32" : dtype == SPARGE_F16 ? "fp16" : "bf16"; }

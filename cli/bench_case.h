@@ -18,7 +18,7 @@ struct BenchCase {
   int64_t dim = 0, heads = 1, kv_heads = 1;
   bool causal = false;
   sparge_dtype dtype = SPARGE_F32;  // of q, k, v and o
-  sparge_precision precision = SPARGE_INT8;
+  sparge_precision precision = SPARGE_PRECISION_INT8;
   BenchSelect select = BenchSelect::kDense;
   double share = 1;  // cdf: tau; topk and random: share of the visible tiles of a row
   double pv_skip = SPARGE_PV_SKIP_OFF;

@@ -61,7 +61,7 @@ T ByName(const std::string& flag, const std::string& text, const std::vector<T>&
 }
 
 const std::vector<sparge_dtype> kDtypes{SPARGE_F32, SPARGE_F16, SPARGE_BF16};
-const std::vector<sparge_precision> kPrecisions{SPARGE_FP32, SPARGE_INT16, SPARGE_INT8};
+const std::vector<sparge_precision> kPrecisions{SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8};
 const std::vector<BenchSelect> kSelects{BenchSelect::kDense, BenchSelect::kCdf, BenchSelect::kTopk,
                                         BenchSelect::kRandom};
 const std::vector<BenchData> kData{BenchData::kNoise, BenchData::kLocal};

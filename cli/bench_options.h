@@ -22,7 +22,7 @@ struct BenchOptions {
   std::optional<BenchData> data;
   uint64_t seed = 1;
 
-  std::vector<sparge_precision> precisions{SPARGE_FP32, SPARGE_INT16, SPARGE_INT8};
+  std::vector<sparge_precision> precisions{SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8};
   std::vector<BenchSelect> selects{BenchSelect::kDense};
   std::vector<double> keeps, taus, topks;  // empty = not given
   std::optional<double> pv_skip;           // infinity = off

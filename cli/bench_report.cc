@@ -49,7 +49,8 @@ std::string PeakText(const BenchReport& report) {
   for (const auto& [key, peak] : report.peaks) {
     if (peak.gops == 0) continue;
     text += Format("measured peak, %2d thread%s %-5s %6s G%s/s (%s)\n", key.first, key.first == 1 ? ", " : "s,",
-                   NameOf(key.second), Short(peak.gops).c_str(), key.second == SPARGE_FP32 ? "FLOP" : "OP", peak.text);
+                   NameOf(key.second), Short(peak.gops).c_str(), key.second == SPARGE_PRECISION_FP32 ? "FLOP" : "OP",
+                   peak.text);
   }
   return text;
 }

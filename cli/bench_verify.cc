@@ -116,7 +116,9 @@ double WorstRow(const std::vector<RowError>& rows) {
 }  // namespace
 
 double ErrorBound(const BenchCase& c) {
-  const double own = c.precision == SPARGE_FP32 ? kBoundFp32 : c.precision == SPARGE_INT16 ? kBoundInt16 : kBoundInt8;
+  const double own = c.precision == SPARGE_PRECISION_FP32    ? kBoundFp32
+                     : c.precision == SPARGE_PRECISION_INT16 ? kBoundInt16
+                                                             : kBoundInt8;
   const double output = c.dtype == SPARGE_F16 ? kRoundFp16 : c.dtype == SPARGE_BF16 ? kRoundBf16 : 0;
   return own + output + kSkippedKeys * std::exp(-c.pv_skip);
 }

@@ -91,9 +91,9 @@ class Contender {
 };
 
 Row MeasureHead(const Context& context, const HeadProblem& head) {
-  Contender fp32(context, head, SPARGE_FP32, false);
-  Contender int8(context, head, SPARGE_INT8, false);
-  Contender sparse(context, head, SPARGE_INT8, true);
+  Contender fp32(context, head, SPARGE_PRECISION_FP32, false);
+  Contender int8(context, head, SPARGE_PRECISION_INT8, false);
+  Contender sparse(context, head, SPARGE_PRECISION_INT8, true);
   // In turns, so that a busy moment of the machine does not hit one of them only.
   for (int round = 0; round < kRounds; ++round) {
     fp32.Time();

@@ -1,7 +1,7 @@
 // peak.cc - the loops behind the measured peaks, compiled once per instruction set.
 #include "cli/peak.h"
 
-// The same choice of targets as the library's (src/base/targets.h, which a client may not include).
+// The same choice of targets as the library's (src/cpu/targets.h, which a client may not include).
 #define HWY_WANT_AVX3_DL 1
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #define HWY_BROKEN_EMU128 0

@@ -169,7 +169,9 @@ void DescribeSparsity(const Options& options, Problem& problem) {
   PlanDesc& desc = problem.desc;
   const std::string select = options.Select();
   const std::string precision = options.precision.value_or("int8");
-  desc.precision = precision == "fp32" ? SPARGE_FP32 : precision == "int16" ? SPARGE_INT16 : SPARGE_INT8;
+  desc.precision = precision == "fp32"    ? SPARGE_PRECISION_FP32
+                   : precision == "int16" ? SPARGE_PRECISION_INT16
+                                          : SPARGE_PRECISION_INT8;
   desc.select = select == "all"     ? SPARGE_SELECT_ALL
                 : select == "topk"  ? SPARGE_SELECT_TOPK
                 : select == "map"   ? SPARGE_SELECT_MAP

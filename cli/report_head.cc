@@ -85,7 +85,7 @@ void FileReporter::Predict() {
 
 void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const {
   PlanDesc fp32 = slice.desc;
-  fp32.precision = SPARGE_FP32;
+  fp32.precision = SPARGE_PRECISION_FP32;
   fp32.select = SPARGE_SELECT_ALL;
   fp32.params.pv_skip = SPARGE_PV_SKIP_OFF;
   fp32.heads = nullptr;

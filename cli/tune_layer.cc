@@ -35,7 +35,7 @@ constexpr int64_t kVerifySteps = 4;      // a head and sample in full, against o
 
 // Time of dense runs against int8 (docs/performance.md).
 double PrecisionCost(sparge_precision precision) {
-  return precision == SPARGE_INT8 ? 1 : precision == SPARGE_INT16 ? 1.7 : 3.2;
+  return precision == SPARGE_PRECISION_INT8 ? 1 : precision == SPARGE_PRECISION_INT16 ? 1.7 : 3.2;
 }
 
 // Figures for people: six digits tell all that was measured.
@@ -156,7 +156,7 @@ void LayerTuner::MeasureTime() {
   time_.ms = spent_.ms;
   if (spent_.int8_dense_tiles == 0) {  // no head is sparse and int8: one is run for its time
     DenseResults unused;
-    HeadVerifier(context_, Load(split_.verified[0]), spent_).RunDense(0, SPARGE_INT8, unused);
+    HeadVerifier(context_, Load(split_.verified[0]), spent_).RunDense(0, SPARGE_PRECISION_INT8, unused);
   }
   const double ms_per_tile = spent_.int8_dense_ms / std::max(spent_.int8_dense_tiles, 1.0);
   time_.dense_ms = ms_per_tile * all_tiles_ * static_cast<double>(layer_.q_heads);

@@ -17,7 +17,7 @@ LayerSummary Summarise(const io::PresetLayer& layer) {
   sum.heads = layer.q_heads;
   for (const io::PresetHead& head : layer.heads) {
     (head.dense() ? sum.dense : sum.sparse) += 1;
-    sum.int16 += head.precision == SPARGE_INT16 ? 1 : 0;
+    sum.int16 += head.precision == SPARGE_PRECISION_INT16 ? 1 : 0;
     sum.sparsity += head.measured.sparsity / static_cast<double>(sum.heads);
     sum.work += head.measured.work / static_cast<double>(sum.heads);
     sum.worst_l1 = std::max(sum.worst_l1, head.measured.l1);

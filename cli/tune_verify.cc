@@ -32,7 +32,7 @@ std::vector<float> HeadVerifier::Run(int64_t batch, int64_t head, const PlanDesc
   Plan(context_, slice.desc).Run(slice.args);
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
   spent_.ms += time.count();
-  if (desc.select == SPARGE_SELECT_ALL && desc.precision == SPARGE_INT8) {
+  if (desc.select == SPARGE_SELECT_ALL && desc.precision == SPARGE_PRECISION_INT8) {
     spent_.int8_dense_ms += time.count();
     spent_.int8_dense_tiles += static_cast<double>(VisibleTiles(problem_));
   }

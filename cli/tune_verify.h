@@ -29,7 +29,7 @@ struct HeadErrors {
 
 // Dense results of one head, one per batch entry: kept between the settings that are tried.
 struct DenseResults {
-  sparge_precision precision = SPARGE_INT8;
+  sparge_precision precision = SPARGE_PRECISION_INT8;
   std::vector<std::vector<float>> o;
 };
 

@@ -269,7 +269,7 @@ void Attention::ChooseAuto(Layer& layer, PlanDesc& desc) {
 
 // Which tiles, and with how many bits.
 void Attention::Choose(Layer& layer, PlanDesc& desc) {
-  if (settings_.mode == Mode::kExact) return ChooseDense(SPARGE_FP32, desc);
+  if (settings_.mode == Mode::kExact) return ChooseDense(SPARGE_PRECISION_FP32, desc);
   if (settings_.preset) {
     ChoosePreset(layer, desc);
   } else if (settings_.target_l1 <= 0 || FewKeys(desc)) {
@@ -376,7 +376,7 @@ void Attention::ComputeByHead(const Operands& op, Layer& layer, const RunArgs& a
     desc.batch = desc.q_heads = desc.kv_heads = 1;
     if (op.sinks != nullptr) desc.sink_logits += head;
     desc.mask = SPARGE_MASK_ADD_F32;
-    ChooseDense(settings_.mode == Mode::kExact ? SPARGE_FP32 : settings_.precision, desc);
+    ChooseDense(settings_.mode == Mode::kExact ? SPARGE_PRECISION_FP32 : settings_.precision, desc);
     RunArgs one = args;
     const auto move = [&](sparge_tensor& tensor, size_t bytes, int64_t at) {
       tensor.data = static_cast<char*>(tensor.data) +

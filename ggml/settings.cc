@@ -46,8 +46,8 @@ Mode ReadMode() {
 
 sparge_precision ReadPrecision() {
   const std::string_view value = Value("SPARGE_PRECISION");
-  if (value.empty()) return SPARGE_INT8;
-  for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+  if (value.empty()) return SPARGE_PRECISION_INT8;
+  for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
     if (value == io::PrecisionName(precision)) return precision;
   }
   Refuse("SPARGE_PRECISION", value, "int8, int16 or fp32");

@@ -27,7 +27,7 @@ constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 constexpr double kLargest = std::numeric_limits<double>::max();
 
 constexpr std::pair<const char*, sparge_precision> kPrecisions[] = {
-    {"fp32", SPARGE_FP32}, {"int16", SPARGE_INT16}, {"int8", SPARGE_INT8}};
+    {"fp32", SPARGE_PRECISION_FP32}, {"int16", SPARGE_PRECISION_INT16}, {"int8", SPARGE_PRECISION_INT8}};
 constexpr std::pair<const char*, sparge_select> kSelects[] = {
     {"all", SPARGE_SELECT_ALL}, {"cdf", SPARGE_SELECT_CDF}, {"floor", SPARGE_SELECT_FLOOR}};
 constexpr std::pair<const char*, sparge_predictor> kPredictors[] = {{"keys", SPARGE_PREDICT_KEYS},

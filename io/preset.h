@@ -24,7 +24,7 @@ struct PresetMeasured {
 };
 
 struct PresetHead {
-  sparge_precision precision = SPARGE_INT8;
+  sparge_precision precision = SPARGE_PRECISION_INT8;
   sparge_select select = SPARGE_SELECT_ALL;  // or CDF or FLOOR
   // topk is not used. A dense head has tau 1 and no PV skip, so that `params` alone say the same.
   sparge_head_params params = {0, 1, 0, SPARGE_PV_SKIP_OFF};

@@ -8,7 +8,7 @@
 #include "src/base/half.h"
 #include "src/base/threads.h"
 
-namespace sparge {
+namespace sparge::impl {
 namespace {
 
 constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
@@ -141,4 +141,4 @@ void Reference(const Plan& plan, const sparge_run_args& args) {
   }
 }
 
-}  // namespace sparge
+}  // namespace sparge::impl

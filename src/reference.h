@@ -3,12 +3,12 @@
 #ifndef SPARGE_SRC_REFERENCE_H_
 #define SPARGE_SRC_REFERENCE_H_
 
-#include "src/plan.h"
+#include "src/problem/problem.h"
 
-namespace sparge {
+namespace sparge::impl {
 
 // Arguments have been checked. args.map, if given, limits the tiles, whatever the plan selects.
 void Reference(const Plan& plan, const sparge_run_args& args);
 
-}  // namespace sparge
+}  // namespace sparge::impl
 #endif  // SPARGE_SRC_REFERENCE_H_

@@ -268,13 +268,13 @@ struct Partial {
 TEST(Api, MergeJoinsSplitKeysExactly) {
   const Context context(2);
   Problem whole({.batch = 2, .q_heads = 2, .q_tokens = 90, .kv_tokens = 300, .seed = 12});
-  whole.desc.precision = SPARGE_FP32;
+  whole.desc.precision = SPARGE_PRECISION_FP32;
   const Result expected = RunProblem(context, whole);
   Partial parts[2];
   for (int i = 0; i < 2; ++i) {
     const int64_t first = i == 0 ? 0 : 110, count = i == 0 ? 110 : 190;
     Problem part({.batch = 2, .q_heads = 2, .q_tokens = 90, .kv_tokens = count});
-    part.desc.precision = SPARGE_FP32;
+    part.desc.precision = SPARGE_PRECISION_FP32;
     part.q = whole.q;
     part.k.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return whole.k.Get(b, h, first + t, d); });
     part.v.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return whole.v.Get(b, h, first + t, d); });

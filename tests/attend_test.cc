@@ -80,7 +80,7 @@ TEST(Attend, PvSkipSkipsAndCostsLittle) {
 }
 
 TEST(Attend, BitIdenticalForAnyNumberOfThreads) {
-  for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+  for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
     for (const int64_t queries : {1, 700}) {  // 1: split along the keys
       Problem p({.q_heads = 2, .kv_heads = 1, .q_tokens = queries, .kv_tokens = 2500, .seed = 6, .correlated = true});
       p.desc.precision = precision;
@@ -134,7 +134,7 @@ TEST(Attend, OneContextFromSeveralThreads) {
 TEST(Attend, PackedBatchEqualsItsSequences) {
   const std::vector<int64_t> q_offsets = {0, 130, 130, 131, 400};
   const std::vector<int64_t> k_offsets = {0, 200, 210, 210, 900};
-  for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+  for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
     Problem p({.q_heads = 4,
                .kv_heads = 2,
                .q_tokens = 400,
@@ -182,7 +182,7 @@ TEST(Attend, PackedBatchEqualsItsSequences) {
 
 TEST(Attend, FutureTokensDoNotChangeThePast) {
   const Context context(2);
-  for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+  for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
     Problem p({.q_tokens = 300, .seed = 10});
     p.desc.precision = precision;
     p.desc.causal = 1;
@@ -201,7 +201,7 @@ TEST(Attend, FutureTokensDoNotChangeThePast) {
     }
     // Only rounding may differ: the mean of the keys moved, and the value block of token 200 has other scales. The
     // outputs before are below 4 and the new scale of that block is 50 / 127.
-    EXPECT_LE(past, precision == SPARGE_FP32 ? 1e-5 : precision == SPARGE_INT16 ? 2e-2 : 0.5);
+    EXPECT_LE(past, precision == SPARGE_PRECISION_FP32 ? 1e-5 : precision == SPARGE_PRECISION_INT16 ? 2e-2 : 0.5);
     EXPECT_GT(future, 0.5);
   }
 }

@@ -49,8 +49,8 @@ class Bench {
 
 // All precisions, or with SPARGE_TEST_QUICK the default one: the reference is slow under emulators.
 std::vector<sparge_precision> Precisions() {
-  if (std::getenv("SPARGE_TEST_QUICK") != nullptr) return {SPARGE_INT8};
-  return {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8};
+  if (std::getenv("SPARGE_TEST_QUICK") != nullptr) return {SPARGE_PRECISION_INT8};
+  return {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8};
 }
 
 BenchCase Small(sparge_precision precision, BenchSelect select, bool causal) {
@@ -115,14 +115,14 @@ TEST(BenchVerify, SpoiledResultsFail) {
 }
 
 TEST(BenchVerify, CausalityIsChecked) {
-  BenchCase c = Small(SPARGE_FP32, BenchSelect::kDense, false);
+  BenchCase c = Small(SPARGE_PRECISION_FP32, BenchSelect::kDense, false);
   Bench bench(c);
   bench.c.causal = true;  // a kernel that forgot it would give this
   EXPECT_FALSE(bench.Verify().passed);
 }
 
 TEST(BenchVerify, LargeCasesAreSampled) {
-  BenchCase c = Small(SPARGE_FP32, BenchSelect::kDense, true);
+  BenchCase c = Small(SPARGE_PRECISION_FP32, BenchSelect::kDense, true);
   c.tokens = c.queries = 2100;
   c.dim = 64;
   Bench bench(c);
@@ -140,11 +140,11 @@ TEST(BenchVerify, LargeCasesAreSampled) {
 }
 
 TEST(BenchVerify, BoundsAreTheContract) {
-  BenchCase c = Small(SPARGE_INT8, BenchSelect::kDense, false);
+  BenchCase c = Small(SPARGE_PRECISION_INT8, BenchSelect::kDense, false);
   EXPECT_DOUBLE_EQ(ErrorBound(c), 3e-2);
-  c.precision = SPARGE_INT16;
+  c.precision = SPARGE_PRECISION_INT16;
   EXPECT_DOUBLE_EQ(ErrorBound(c), 1e-3);
-  c.precision = SPARGE_FP32;
+  c.precision = SPARGE_PRECISION_FP32;
   EXPECT_DOUBLE_EQ(ErrorBound(c), 1e-5);
   c.dtype = SPARGE_F16;
   EXPECT_DOUBLE_EQ(ErrorBound(c), 1e-5 + 0x1p-11);
@@ -154,7 +154,7 @@ TEST(BenchVerify, BoundsAreTheContract) {
 }
 
 TEST(BenchCase, CountsOperations) {
-  BenchCase c = Small(SPARGE_FP32, BenchSelect::kRandom, true);
+  BenchCase c = Small(SPARGE_PRECISION_FP32, BenchSelect::kRandom, true);
   double pairs = 0;
   for (int64_t i = 0; i < c.queries; ++i) pairs += static_cast<double>(i + 40 + 1);
   EXPECT_DOUBLE_EQ(DenseFlops(c), 4 * 32 * 4 * pairs);
@@ -173,7 +173,7 @@ TEST(BenchRun, MedianAndSpread) {
 }
 
 TEST(BenchData, RandomMapKeepsItsShareOfVisibleTiles) {
-  BenchCase c = Small(SPARGE_FP32, BenchSelect::kRandom, true);
+  BenchCase c = Small(SPARGE_PRECISION_FP32, BenchSelect::kRandom, true);
   c.tokens = c.queries = 1280;
   c.share = 0.1;
   const std::vector<uint8_t> map = MakeRandomMap(c);

@@ -26,7 +26,7 @@ int main(void) {
   desc.batch = desc.q_heads = desc.kv_heads = 1;
   desc.q_tokens = desc.kv_tokens = TOKENS;
   desc.qk_dim = desc.v_dim = DIM;
-  desc.precision = SPARGE_FP32;
+  desc.precision = SPARGE_PRECISION_FP32;
   sparge_plan* plan = NULL;
   CHECK(sparge_plan_create(context, &desc, &plan) == SPARGE_OK);
   sparge_stats stats;

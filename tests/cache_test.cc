@@ -96,7 +96,7 @@ int64_t Blocks(int64_t keys) { return 2 * 2 * ((keys + 63) / 64); }
 TEST(Cache, AnEmptyOneChangesNothing) {
   for (const std::string& isa : RunnableIsas()) {
     const Context context(2, isa.c_str());
-    for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+    for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
       SCOPED_TRACE(isa + Name(precision));
       Prompt with(context, 600), without(context, 600);
       with.p.desc.precision = without.p.desc.precision = precision;
@@ -115,7 +115,7 @@ TEST(Cache, APromptInBatches) {
   constexpr int64_t kBatch = 96, kTokens = 576;
   for (const std::string& isa : RunnableIsas()) {
     const Context context(2, isa.c_str());
-    for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+    for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
       SCOPED_TRACE(isa + Name(precision));
       Prompt prompt(context, kTokens);
       prompt.p.desc.precision = precision;
@@ -149,8 +149,8 @@ void Halve(const TestTensor& from, int64_t token, TestTensor& to) {
 TEST(Cache, EveryChangeIsSeen) {
   for (const std::string& isa : RunnableIsas()) {
     const Context context(2, isa.c_str());
-    for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
-      const int64_t dim = precision == SPARGE_INT8 ? 64 : 37;
+    for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
+      const int64_t dim = precision == SPARGE_PRECISION_INT8 ? 64 : 37;
       for (const int64_t token : Quick() ? std::vector<int64_t>{130} : std::vector<int64_t>{0, 63, 130, 511}) {
         SCOPED_TRACE(isa + " " + Name(precision) + " " + std::to_string(token));
         Prompt prompt(context, 512, 3, dim), anew(context, 512, 3, dim);
@@ -221,7 +221,7 @@ TEST(Cache, UnitsGrow) {
     const Result grown = prompt.Run(512, 1024);
     EXPECT_EQ(grown.stats.key_blocks_reused, 3 * 512 / 64) << "all but those of the head that has grown";
     // A key of that size is the only one its readers see, and rounds as the others do.
-    EXPECT_LE(RelativeL1(grown.o, prompt.Expected(512, 1024).o), 2 * Tolerance(SPARGE_INT8, SPARGE_F32, 64));
+    EXPECT_LE(RelativeL1(grown.o, prompt.Expected(512, 1024).o), 2 * Tolerance(SPARGE_PRECISION_INT8, SPARGE_F32, 64));
     tensor.Set(0, 0, 700, 3, kInf);
     const Result infinite = prompt.Run(512, 1024);
     EXPECT_EQ(infinite.stats.key_blocks_reused, Blocks(1024) - 1);
@@ -235,9 +235,9 @@ TEST(Cache, OtherPlansEmptyIt) {
   Prompt prompt(context, 512, 5), fresh(context, 512, 5);
   const std::vector<uint8_t> expected = fresh.Run(256, 512).o.bytes();
   prompt.Run(256, 512);
-  prompt.p.desc.precision = SPARGE_INT16;
+  prompt.p.desc.precision = SPARGE_PRECISION_INT16;
   EXPECT_EQ(prompt.Run(256, 512).stats.key_blocks_reused, 0);
-  prompt.p.desc.precision = SPARGE_INT8;
+  prompt.p.desc.precision = SPARGE_PRECISION_INT8;
   prompt.p.desc.cache_tokens = kRoom / 2;
   EXPECT_EQ(prompt.Run(256, 512).stats.key_blocks_reused, 0);
   prompt.p.desc.cache_tokens = kRoom;
@@ -287,8 +287,10 @@ TEST(Cache, StageOneSeesTheSame) {
 TEST(Cache, MixedPrecisions) {
   const Context context(2);
   Prompt prompt(context, 1024, 12), fresh(context, 1024, 12);
-  const sparge_precision mixed[] = {SPARGE_INT8, SPARGE_INT16, SPARGE_INT16, SPARGE_INT16};
-  const sparge_precision others[] = {SPARGE_INT8, SPARGE_INT8, SPARGE_INT8, SPARGE_INT16};
+  const sparge_precision mixed[] = {SPARGE_PRECISION_INT8, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT16,
+                                    SPARGE_PRECISION_INT16};
+  const sparge_precision others[] = {SPARGE_PRECISION_INT8, SPARGE_PRECISION_INT8, SPARGE_PRECISION_INT8,
+                                     SPARGE_PRECISION_INT16};
   prompt.p.desc.head_precision = mixed;
   EXPECT_EQ(prompt.Run(0, 512).stats.key_blocks, Blocks(512) + Blocks(512) / 2);
   EXPECT_EQ(prompt.Run(512, 1024).stats.key_blocks_reused, Blocks(512) + Blocks(512) / 2);
@@ -297,7 +299,7 @@ TEST(Cache, MixedPrecisions) {
   const Result result = prompt.Run(512, 1024);
   EXPECT_EQ(result.stats.key_blocks, Blocks(1024) + Blocks(1024) / 2);
   EXPECT_EQ(result.stats.key_blocks_reused, Blocks(1024));
-  EXPECT_LE(RelativeL1(result.o, prompt.Expected(512, 1024).o), Tolerance(SPARGE_INT8, SPARGE_F32, 64));
+  EXPECT_LE(RelativeL1(result.o, prompt.Expected(512, 1024).o), Tolerance(SPARGE_PRECISION_INT8, SPARGE_F32, 64));
 }
 
 // A calibration that moves its heads to int16.
@@ -317,12 +319,12 @@ TEST(Cache, AutomaticPlans) {
     without.p.desc.cache_tokens = 0;
     prompt.Run(0, 512);
     without.Run(0, 512);
-    EXPECT_EQ(one.Head(0).precision, SPARGE_INT16);
+    EXPECT_EQ(one.Head(0).precision, SPARGE_PRECISION_INT16);
     const Result result = prompt.Run(512, 1024);
     EXPECT_EQ(result.stats.key_blocks, Blocks(1024));  // int16 only
     EXPECT_EQ(result.stats.key_blocks_reused, Blocks(512));
     EXPECT_LE(RelativeL1(result.o, without.Run(512, 1024).o),
-              2 * 1.2 * bounds.pv_l1 + Tolerance(SPARGE_INT16, SPARGE_F32, 64));
+              2 * 1.2 * bounds.pv_l1 + Tolerance(SPARGE_PRECISION_INT16, SPARGE_F32, 64));
   }
 }
 

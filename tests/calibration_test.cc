@@ -86,14 +86,14 @@ TEST(Calibration, EstimatesAreTheErrorsAndBoundsHold) {
       Calibration calibration(Bounds(4, 0.05, 0.06));
       const Problem automatic = Automatic(p, calibration);
       for (int i = 0; i < 4; ++i) Calibrate(context, automatic, 1);  // tau, then lambda at a tau that stays
-      const TestTensor dense = RunDense(context, p, SPARGE_INT8).o;
+      const TestTensor dense = RunDense(context, p, SPARGE_PRECISION_INT8).o;
       const Result plain = RunChosen(context, p, calibration, false);
       const Result skipped = RunChosen(context, p, calibration, true);
       int sparse = 0;
       for (int64_t h = 0; h < 4; ++h) {
         const HeadEstimate head = calibration.Head(h);
         sparse += head.state == SPARGE_HEAD_SPARSE;
-        EXPECT_EQ(head.precision, SPARGE_INT8);
+        EXPECT_EQ(head.precision, SPARGE_PRECISION_INT8);
         // Six standard errors, and a hundredth for what sums of tiles and the kernel's recurrence round differently.
         EXPECT_NEAR(HeadL1(plain.o, dense, h), head.l1, 6 * head.l1_error + 0.01 * head.l1 + 1e-4) << "head " << h;
         EXPECT_NEAR(HeadL1(skipped.o, dense, h), head.pv_l1, 6 * head.pv_l1_error + 0.01 * head.pv_l1 + 1e-4);
@@ -137,7 +137,7 @@ TEST(Calibration, RunsCalibrateThemselvesAndSettle) {
   Result result;
   for (int call = 0; call < 24; ++call) result = RunProblem(context, automatic);
   EXPECT_GT(result.stats.sparsity(), 0.05);
-  const TestTensor dense = RunDense(context, p, SPARGE_INT8).o;
+  const TestTensor dense = RunDense(context, p, SPARGE_PRECISION_INT8).o;
   for (int64_t h = 0; h < 4; ++h) {
     EXPECT_NE(calibration.Head(h).state, SPARGE_HEAD_UNKNOWN);
     EXPECT_GE(calibration.Head(h).samples, 10) << "the least that a choice is made from";
@@ -154,7 +154,7 @@ TEST(Calibration, FollowsAChange) {
   for (int i = 0; i < 4; ++i) Calibrate(context, Automatic(sharp, calibration), 1);
   const double before = calibration.Head(0).sparsity;
   for (int i = 0; i < 40; ++i) Calibrate(context, Automatic(flat, calibration), 1);
-  const TestTensor dense = RunDense(context, flat, SPARGE_INT8).o;
+  const TestTensor dense = RunDense(context, flat, SPARGE_PRECISION_INT8).o;
   const Result result = RunChosen(context, flat, calibration, true);
   for (int64_t h = 0; h < 4; ++h) EXPECT_LE(HeadL1(result.o, dense, h), 0.05 * 1.2);
   EXPECT_LT(calibration.Head(0).sparsity, before);
@@ -228,10 +228,10 @@ TEST(Calibration, ARoughHeadGetsMoreBits) {
   Calibration calibration(desc);
   const Problem automatic = Automatic(p, calibration);
   const Result first = RunProblem(context, automatic);
-  EXPECT_EQ(calibration.Head(1).precision, SPARGE_INT16);
+  EXPECT_EQ(calibration.Head(1).precision, SPARGE_PRECISION_INT16);
   EXPECT_GT(calibration.Head(1).round_l1, 1e-4);
   for (int i = 0; i < 3; ++i) RunProblem(context, automatic);
-  const TestTensor exact = RunDense(context, p, SPARGE_FP32).o;
+  const TestTensor exact = RunDense(context, p, SPARGE_PRECISION_FP32).o;
   for (int64_t h = 0; h < 4; ++h) {
     // Already the first call computes such a head again with more bits.
     EXPECT_LE(HeadL1(first.o, exact, h), 0.06) << h;
@@ -239,8 +239,8 @@ TEST(Calibration, ARoughHeadGetsMoreBits) {
   // With a bound that int8 keeps, nothing changes.
   Calibration loose(Bounds(4, 0.05, 0.06));
   RunProblem(context, Automatic(p, loose));
-  EXPECT_EQ(loose.Head(1).precision, SPARGE_INT8);
-  const TestTensor int8 = RunDense(context, p, SPARGE_INT8).o;
+  EXPECT_EQ(loose.Head(1).precision, SPARGE_PRECISION_INT8);
+  const TestTensor int8 = RunDense(context, p, SPARGE_PRECISION_INT8).o;
   double worst = 0;
   for (int64_t h = 0; h < 4; ++h) worst = std::max(worst, HeadL1(int8, exact, h));
   EXPECT_LT(loose.Head(1).round_l1, 2 * worst);
@@ -249,12 +249,13 @@ TEST(Calibration, ARoughHeadGetsMoreBits) {
 TEST(Calibration, MixedPrecisionIsEachHeadByItself) {
   const Context context(2);
   Problem p = Structured(700, 10);
-  const sparge_precision precision[] = {SPARGE_INT8, SPARGE_INT16, SPARGE_FP32, SPARGE_INT16};
+  const sparge_precision precision[] = {SPARGE_PRECISION_INT8, SPARGE_PRECISION_INT16, SPARGE_PRECISION_FP32,
+                                        SPARGE_PRECISION_INT16};
   p.desc.head_precision = precision;
   p.desc.causal = 1;
   const Result mixed = RunProblem(context, p);
   sparge_head_stats sum{};
-  for (const sparge_precision one : {SPARGE_INT8, SPARGE_INT16, SPARGE_FP32}) {
+  for (const sparge_precision one : {SPARGE_PRECISION_INT8, SPARGE_PRECISION_INT16, SPARGE_PRECISION_FP32}) {
     Problem plain = p;
     plain.desc.head_precision = nullptr;
     plain.desc.precision = one;
@@ -271,7 +272,8 @@ TEST(Calibration, MixedPrecisionIsEachHeadByItself) {
 
 TEST(Calibration, SeveralThreadsAtOnce) {
   const Context context(2);
-  // Which thread comes first is left to chance, and so are the samples: rows that are alike, so that any of them will do.
+  // Which thread comes first is left to chance, and so are the samples: rows that are alike, so that any of them will
+  // do.
   const Problem p = Structured(768, 11, 1.5f);
   Calibration calibration(Bounds(4, 0.05, 0.06));
   const Problem automatic = Automatic(p, calibration);
@@ -283,7 +285,7 @@ TEST(Calibration, SeveralThreadsAtOnce) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const TestTensor dense = RunDense(context, p, SPARGE_INT8).o;
+  const TestTensor dense = RunDense(context, p, SPARGE_PRECISION_INT8).o;
   for (const Result& result : results) {
     for (int64_t h = 0; h < 4; ++h) EXPECT_LE(HeadL1(result.o, dense, h), 0.06 * 1.2);
   }
@@ -316,7 +318,7 @@ TEST(Calibration, MasksSinksAndFewQueries) {
   Calibration calibration(Bounds(4, 0.05, 0.06));
   const Problem automatic = Automatic(p, calibration);
   for (int i = 0; i < 4; ++i) Calibrate(context, automatic, 1);
-  const TestTensor dense = RunDense(context, p, SPARGE_INT8).o;
+  const TestTensor dense = RunDense(context, p, SPARGE_PRECISION_INT8).o;
   const Result chosen = RunChosen(context, p, calibration, true);
   EXPECT_GT(chosen.stats.sparsity(), 0.1);
   for (int64_t h = 0; h < 4; ++h) {

@@ -168,7 +168,7 @@ TEST_F(GgmlSettings, Defaults) {
   const Settings settings = ReadSettings();
   EXPECT_EQ(settings.mode, Mode::kAuto);
   EXPECT_EQ(settings.target_l1, 0.015);  // the library's
-  EXPECT_EQ(settings.precision, SPARGE_INT8);
+  EXPECT_EQ(settings.precision, SPARGE_PRECISION_INT8);
   EXPECT_EQ(settings.preset, nullptr);
   EXPECT_TRUE(settings.stats.empty());
   EXPECT_FALSE(settings.claim_all);
@@ -182,7 +182,7 @@ TEST_F(GgmlSettings, Values) {
   setenv("SPARGE_CLAIM_ALL", "1", 1);
   const Settings settings = ReadSettings();
   EXPECT_EQ(settings.target_l1, 0.01);
-  EXPECT_EQ(settings.precision, SPARGE_INT16);
+  EXPECT_EQ(settings.precision, SPARGE_PRECISION_INT16);
   EXPECT_EQ(settings.min_tokens, 4096);
   EXPECT_EQ(settings.stats, "stderr");
   EXPECT_TRUE(settings.claim_all);

@@ -7,7 +7,7 @@
 namespace sparge::testing {
 namespace {
 
-constexpr sparge_precision kPrecisions[] = {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8};
+constexpr sparge_precision kPrecisions[] = {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8};
 
 // Runs the problem on every instruction set and precision against one reference.
 void ExpectClose(Problem& problem, const std::string& what) {

@@ -6,7 +6,7 @@
 namespace sparge::testing {
 namespace {
 
-constexpr sparge_precision kPrecisions[] = {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8};
+constexpr sparge_precision kPrecisions[] = {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8};
 using Value = std::function<float(int64_t token, int64_t dim)>;
 
 // Every instruction set, precision, dense and sparse: `check` sees the result.
@@ -94,7 +94,7 @@ TEST(Numerics, Denormals) {
         100, 16, SPARGE_F32, [](int64_t t, int64_t d) { return 1e-36f * static_cast<float>((t + d) % 5 - 2); },
         [](int64_t t, int64_t d) { return 1e36f * static_cast<float>((t * 3 + d) % 4 - 1); }, one);
     ForAll(p, [&](const Result& run, const Result& reference, sparge_precision precision) {
-      EXPECT_LE(RelativeL1(run.o, reference.o), precision == SPARGE_FP32 ? 1e-4 : 3e-2);
+      EXPECT_LE(RelativeL1(run.o, reference.o), precision == SPARGE_PRECISION_FP32 ? 1e-4 : 3e-2);
     });
   }
 }
@@ -108,9 +108,9 @@ TEST(Numerics, ConstantRowsAndZeros) {
       Problem p = Filled(200, 40, SPARGE_F32, q, k, ramp);
       ForAll(p, [&](const Result& run, const Result& reference, sparge_precision precision) {
         // Equal scores: equal weights, so that only the values are rounded, to half a step of max / v_max.
-        EXPECT_LE(RelativeL1(run.o, reference.o), precision == SPARGE_FP32    ? 1e-5
-                                                  : precision == SPARGE_INT16 ? 2e-4
-                                                                              : 5e-3);
+        EXPECT_LE(RelativeL1(run.o, reference.o), precision == SPARGE_PRECISION_FP32    ? 1e-5
+                                                  : precision == SPARGE_PRECISION_INT16 ? 2e-4
+                                                                                        : 5e-3);
       });
     }
   }
@@ -125,9 +125,9 @@ TEST(Numerics, OneSpikeInKeysOrQueries) {
   ForAll(p, [&](const Result& run, const Result& reference, sparge_precision precision) {
     ASSERT_TRUE(AllFinite(run.o));
     // Scales are per token, so only the query of the spike, and its neighbours through the one key, are worse off.
-    EXPECT_LE(RelativeL1(run.o, reference.o), precision == SPARGE_FP32    ? 1e-3
-                                              : precision == SPARGE_INT16 ? 1e-2
-                                                                          : 5e-2);
+    EXPECT_LE(RelativeL1(run.o, reference.o), precision == SPARGE_PRECISION_FP32    ? 1e-3
+                                              : precision == SPARGE_PRECISION_INT16 ? 1e-2
+                                                                                    : 5e-2);
   });
 }
 
@@ -140,7 +140,7 @@ TEST(Numerics, UniformWeightsWithValueSpikes) {
     std::mt19937 random(5);
     for (int64_t d = 0; d < 64; ++d) p.v.Set(0, 0, static_cast<int64_t>(random() % n), d, spike);
     ForAll(p, [&](const Result& run, const Result& reference, sparge_precision precision) {
-      EXPECT_LE(RelativeL1(run.o, reference.o), precision == SPARGE_INT8 ? 3e-2 : 1e-3) << spike;
+      EXPECT_LE(RelativeL1(run.o, reference.o), precision == SPARGE_PRECISION_INT8 ? 3e-2 : 1e-3) << spike;
     });
   }
 }
@@ -155,7 +155,7 @@ TEST(Numerics, OutlierChannels) {
       ForAll(p, [&](const Result& run, const Result& reference, sparge_precision precision) {
         // Scores have a standard deviation of sqrt(1 + 400 / dim), up to 2.7, and errors grow with it.
         const double deviation = std::sqrt(1 + 400.0 / static_cast<double>(dim));
-        if (precision == SPARGE_INT8) {
+        if (precision == SPARGE_PRECISION_INT8) {
           EXPECT_LE(RelativeL1(run.o, reference.o), 3e-2 * deviation) << dim << (in_query ? " q" : " k");
         }
       });
@@ -172,7 +172,7 @@ TEST(Numerics, SinkWithATinyValue) {
   });
   for (int64_t d = 0; d < 64; ++d) p.v.Set(0, 0, 0, d, p.v.Get(0, 0, 0, d) / 20);
   ForAll(p, [&](const Result& run, const Result& reference, sparge_precision precision) {
-    if (precision == SPARGE_INT8) {
+    if (precision == SPARGE_PRECISION_INT8) {
       EXPECT_LE(RelativeL1(run.o, reference.o), 3e-2);
     }
   });
@@ -191,7 +191,8 @@ TEST(Numerics, IntegerSumsAtTheirBounds) {
     p.q.Fill([](int64_t, int64_t, int64_t, int64_t) { return 0.0f; });  // all probabilities at their maximum
     ForAll(p, [&](const Result& run, const Result& reference, sparge_precision precision) {
       for (int64_t d = 0; d < dim; ++d) {
-        ASSERT_NEAR(run.o.Get(0, 0, 3, d), reference.o.Get(0, 0, 3, d), precision == SPARGE_FP32 ? 1e-6 : 1e-4);
+        ASSERT_NEAR(run.o.Get(0, 0, 3, d), reference.o.Get(0, 0, 3, d),
+                    precision == SPARGE_PRECISION_FP32 ? 1e-6 : 1e-4);
       }
     });
   }

@@ -248,7 +248,7 @@ const GridCase kGridCases[] = {{{4, 8, 9}, 0, false}, {{3, 7, 11}, 30, false}, {
 TEST(Permute, DenseAttentionDoesNotDependOnTheOrder) {
   const Context context(2);
   for (const GridCase& c : kGridCases) {
-    for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+    for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
       SCOPED_TRACE(Text(c.grid) + " " + Name(precision));
       Problem problem = GridProblem(c, {.batch = 2, .q_heads = 2, .kv_heads = 1, .qk_dim = 40, .v_dim = 24});
       problem.desc.precision = precision;
@@ -271,7 +271,7 @@ TEST(Permute, SameBitsAsTokensGatheredByHand) {
   const Context context(2);
   for (const GridCase& c : kGridCases) {
     const std::vector<int64_t> places = PlacesOf(c);
-    for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+    for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
       for (const sparge_select select : {SPARGE_SELECT_ALL, SPARGE_SELECT_CDF, SPARGE_SELECT_TOPK, SPARGE_SELECT_MAP}) {
         SCOPED_TRACE(Text(c.grid) + " " + Name(precision) + " select " + std::to_string(select));
         const Case shape{.batch = 2,
@@ -314,7 +314,8 @@ TEST(Permute, SparseAttentionOnSmoothTokensSkipsMore) {
   const Result dense = Reference(context, raster);
   EXPECT_LT(curve.stats.total.qk_computed, rows.stats.total.qk_computed);
   // 1 - tau of the mass may be missing, and as much again by renormalisation.
-  EXPECT_LT(RelativeL1(curve.o, dense.o), 2 * (1 - problem.desc.params.tau) + Tolerance(SPARGE_INT8, SPARGE_F32, 64));
+  EXPECT_LT(RelativeL1(curve.o, dense.o),
+            2 * (1 - problem.desc.params.tau) + Tolerance(SPARGE_PRECISION_INT8, SPARGE_F32, 64));
 }
 
 TEST(Permute, ReferenceTakesMapsInTheOrderOfTheCurve) {
@@ -322,10 +323,10 @@ TEST(Permute, ReferenceTakesMapsInTheOrderOfTheCurve) {
   const GridCase c = {{5, 9, 11}, 20, true};
   Problem problem = GridProblem(c, {.batch = 1, .q_heads = 2, .qk_dim = 32});
   RandomMap(problem, 0.5, 5);
-  problem.desc.precision = SPARGE_FP32;
+  problem.desc.precision = SPARGE_PRECISION_FP32;
   const Result run = RunProblem(context, problem);
   const Result reference = Reference(context, problem, problem.map);
-  EXPECT_LE(RelativeL1(run.o, reference.o), Tolerance(SPARGE_FP32, SPARGE_F32, 32));
+  EXPECT_LE(RelativeL1(run.o, reference.o), Tolerance(SPARGE_PRECISION_FP32, SPARGE_F32, 32));
   EXPECT_LE(MaxAbsDifference(run.lse, reference.lse), 1e-5);
   // The same map in raster order is another set of pairs.
   Problem raster = problem;

@@ -181,7 +181,7 @@ void ExpectGroupsAddUp(const Context& context, const Problem& p, bool must_skip)
 TEST(Pictures, PvGroupsAddUpToTheStatistics) {
   for (const std::string& isa : RunnableIsas()) {
     const Context context(3, isa.c_str());
-    for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+    for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
       SCOPED_TRACE(isa + " " + Name(precision));
       Problem p({.batch = 2, .q_heads = 2, .kv_heads = 1, .q_tokens = 384, .kv_tokens = 700, .correlated = true});
       p.desc.precision = precision;

@@ -55,7 +55,7 @@ class Oracle {
     return visible;
   }
 
-  // The mass of each tile of a row, by the formula of src/pooled.h.
+  // The mass of each tile of a row, by the formula of src/cpu/pooled.h.
   std::vector<double> Masses(int64_t b, int64_t h, int64_t row) const {
     const std::vector<bool> visible = VisibleTiles(row);
     std::vector<double> mass(visible.size(), 0.0);
@@ -131,7 +131,7 @@ class Oracle {
 // up to about 20 (20 * 64 * 2^-24). Integers: scores of these heads, with deviation s, are off by s times the relative
 // error of a dot product, 2e-2 for 7-bit queries and 8-bit keys, 1e-4 for 16 bits; four deviations of that.
 double MassTolerance(sparge_precision precision) {
-  return precision == SPARGE_FP32 ? 3e-4 : precision == SPARGE_INT16 ? 4 * 5 * 1e-4 : 4 * 5 * 2e-2;
+  return precision == SPARGE_PRECISION_FP32 ? 3e-4 : precision == SPARGE_PRECISION_INT16 ? 4 * 5 * 1e-4 : 4 * 5 * 2e-2;
 }
 
 // Which tiles a row keeps, given its masses; `clear` = no decision hangs on rounding.
@@ -198,7 +198,7 @@ double ExpectRule(const Problem& p) {
           const std::vector<double> want = oracle.Masses(b, h, row);
           for (int64_t t = 0; t < result.k_blocks; ++t) {
             const double tolerance =
-                MassTolerance(p.desc.precision) * (want[t] + (p.desc.precision == SPARGE_FP32 ? 0 : 0.02));
+                MassTolerance(p.desc.precision) * (want[t] + (p.desc.precision == SPARGE_PRECISION_FP32 ? 0 : 0.02));
             EXPECT_NEAR(mass[t], want[t], tolerance + 1e-7) << "head " << h << " row " << row << " tile " << t;
           }
           const Ruled ruled = Rule(p, oracle, b, h, row, mass);
@@ -215,7 +215,7 @@ double ExpectRule(const Problem& p) {
   return sparsity;
 }
 
-Problem Structured(int64_t queries, int64_t keys, uint32_t seed, sparge_precision precision = SPARGE_FP32) {
+Problem Structured(int64_t queries, int64_t keys, uint32_t seed, sparge_precision precision = SPARGE_PRECISION_FP32) {
   Problem p({.q_heads = 2,
              .kv_heads = 1,
              .q_tokens = queries,
@@ -233,7 +233,7 @@ Problem Structured(int64_t queries, int64_t keys, uint32_t seed, sparge_precisio
 }
 
 TEST(Pooled, RulesAndPrecisions) {
-  for (const sparge_precision precision : {SPARGE_FP32, SPARGE_INT16, SPARGE_INT8}) {
+  for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
     for (const sparge_select select : {SPARGE_SELECT_FLOOR, SPARGE_SELECT_CDF, SPARGE_SELECT_TOPK}) {
       Problem p = Structured(1700, 900, 1, precision);  // more blocks than one pass takes
       p.desc.select = select;

@@ -23,7 +23,7 @@ PresetHead SparseHead() {
 
 PresetHead DenseHead() {
   PresetHead head;
-  head.precision = SPARGE_INT16;
+  head.precision = SPARGE_PRECISION_INT16;
   head.measured = {0, 1, 0, 0, 3e-4, 1};
   return head;
 }

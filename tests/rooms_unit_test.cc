@@ -10,17 +10,17 @@
 
 #include "src/base/arena.h"
 #include "src/base/half.h"
-#include "src/base/isa.h"
 #include "src/base/status.h"
-#include "src/calibration.h"
-#include "src/kernel/kernels.h"
-#include "src/kernel/state.h"
-#include "src/pack.h"
-#include "src/pack_ops.h"
-#include "src/predict.h"
-#include "src/schedule.h"
+#include "src/calibrate/calibration.h"
+#include "src/cpu/isa.h"
+#include "src/cpu/kernel/kernels.h"
+#include "src/cpu/kernel/state.h"
+#include "src/cpu/pack.h"
+#include "src/cpu/pack_ops.h"
+#include "src/cpu/predict.h"
+#include "src/cpu/schedule.h"
 
-namespace sparge {
+namespace sparge::impl {
 namespace {
 
 TEST(Half, RoundTripsAndRounding) {
@@ -122,7 +122,7 @@ int32_t NumberAt(const PackedRows& rows, sparge_precision precision, int64_t t, 
   const int64_t panel = t / rows.panel_lanes;
   const int64_t lane = (panel * rows.lanes + d / per) * rows.panel_lanes + t % rows.panel_lanes;
   const auto* bytes = reinterpret_cast<const char*>(rows.out.data() + lane);
-  if (precision == SPARGE_INT8) return static_cast<int8_t>(bytes[d % per]);
+  if (precision == SPARGE_PRECISION_INT8) return static_cast<int8_t>(bytes[d % per]);
   int16_t value;
   std::memcpy(&value, bytes + 2 * (d % per), 2);
   return value;
@@ -134,7 +134,7 @@ TEST(Pack, IntegersAreNearAndWithinTheirBounds) {
   for (int32_t i = 0; i < IsaCount(); ++i) {
     const IsaEntry isa = IsaAt(i);
     if (!isa.runnable) continue;
-    for (const sparge_precision precision : {SPARGE_INT16, SPARGE_INT8}) {
+    for (const sparge_precision precision : {SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
       const QuantGrid& grid = KernelsFor(isa.isa)->grid[precision];
       for (const int64_t dim : {1, 5, 64, 576}) {
         for (const int kind : {0, 1, 2}) {  // noise, all at +-max, tiny
@@ -189,16 +189,17 @@ TEST(Pack, RotationKeepsDotProducts) {
   for (int32_t i = 0; i < IsaCount(); ++i) {
     const IsaEntry isa = IsaAt(i);
     if (!isa.runnable) continue;
-    QuantGrid grid = KernelsFor(isa.isa)->grid[SPARGE_INT8];
+    QuantGrid grid = KernelsFor(isa.isa)->grid[SPARGE_PRECISION_INT8];
     ASSERT_TRUE(grid.rotate);
     for (const int64_t dim : {1, 3, 8, 40, 64, 72, 96, 256, 576}) {
       std::vector<float> x(static_cast<size_t>(kBlockK * dim));
       for (float& value : x) value = normal(random);
-      const PackedRows rows = PackNoise(isa.isa, SPARGE_INT8, grid, x, dim, /*rotate=*/true);
+      const PackedRows rows = PackNoise(isa.isa, SPARGE_PRECISION_INT8, grid, x, dim, /*rotate=*/true);
       for (int64_t t = 0; t + 1 < kBlockK; ++t) {
         double dot = 0, expected = 0, norm = 0;
         for (int64_t d = 0; d < rows.lanes * 4; ++d) {
-          dot += static_cast<double>(NumberAt(rows, SPARGE_INT8, t, d)) * NumberAt(rows, SPARGE_INT8, t + 1, d);
+          dot += static_cast<double>(NumberAt(rows, SPARGE_PRECISION_INT8, t, d)) *
+                 NumberAt(rows, SPARGE_PRECISION_INT8, t + 1, d);
         }
         for (int64_t d = 0; d < dim; ++d) {
           expected += static_cast<double>(x[t * dim + d]) * x[(t + 1) * dim + d];
@@ -295,8 +296,8 @@ TEST(Calibration, SamplesWithFewerKeysCountLess) {
 TEST(Kernel, GridsCannotOverflow) {
   for (int32_t i = 0; i < IsaCount(); ++i) {
     const KernelOps& ops = *KernelsFor(IsaAt(i).isa);
-    const QuantGrid& g8 = ops.grid[SPARGE_INT8];
-    const QuantGrid& g16 = ops.grid[SPARGE_INT16];
+    const QuantGrid& g8 = ops.grid[SPARGE_PRECISION_INT8];
+    const QuantGrid& g16 = ops.grid[SPARGE_PRECISION_INT16];
     EXPECT_LT(576.0 * (g8.q_max + g8.q_offset) * g8.k_max + 576.0 * g8.q_offset * g8.k_max, 0x1p31);
     EXPECT_LT(64.0 * g8.p_max * g8.v_max, 0x1p31);
     EXPECT_LE(g8.q_max + g8.q_offset, 255);
@@ -401,4 +402,4 @@ TEST(State, JoiningEmptyStatesGivesNoNan) {
 }
 
 }  // namespace
-}  // namespace sparge
+}  // namespace sparge::impl

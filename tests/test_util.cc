@@ -8,6 +8,8 @@
 
 namespace sparge::testing {
 
+using impl::DtypeBytes, impl::LoadElement, impl::StoreElement;
+
 TestTensor::TestTensor(int64_t b, int64_t h, int64_t t, int64_t d, sparge_dtype dtype, Layout layout)
     : batch(b), heads(h), tokens(t), dim(d) {
   int64_t elements = 0;
@@ -214,11 +216,11 @@ double Tolerance(sparge_precision precision, sparge_dtype o_type, int64_t qk_dim
   // Largest of 576 normal numbers is about 3.5 standard deviations; rounding to a step has the error step / sqrt(12).
   const double rms = 3.5 / std::sqrt(12.0);
   double squared = 0, contract = 0;
-  if (precision == SPARGE_INT8) {
+  if (precision == SPARGE_PRECISION_INT8) {
     // The coarsest grid: q 63, k 127, v 127 steps; p 127 steps, with a row of probabilities about 0.2 of its maximum.
     squared = std::pow(rms / 63, 2) + 2 * std::pow(rms / 127, 2) + std::pow(0.29 / (127 * 0.2), 2);
     contract = 3e-2;
-  } else if (precision == SPARGE_INT16) {
+  } else if (precision == SPARGE_PRECISION_INT16) {
     const double step = std::max(rms / 32767, std::sqrt(static_cast<double>(qk_dim)) / 46300 / std::sqrt(12.0));
     squared = 2 * step * step + std::pow(rms / 4095, 2) + std::pow(0.29 / (8191 * 0.2), 2);
     contract = 1e-3;
@@ -233,7 +235,7 @@ double Tolerance(sparge_precision precision, sparge_dtype o_type, int64_t qk_dim
 }
 
 const char* Name(sparge_precision precision) {
-  return precision == SPARGE_FP32 ? "fp32" : precision == SPARGE_INT16 ? "int16" : "int8";
+  return precision == SPARGE_PRECISION_FP32 ? "fp32" : precision == SPARGE_PRECISION_INT16 ? "int16" : "int8";
 }
 
 }  // namespace sparge::testing

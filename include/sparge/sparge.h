@@ -107,7 +107,11 @@ SPARGE_API sparge_status sparge_token_order(sparge_order order, const int64_t gr
 typedef struct sparge_calibration sparge_calibration; /* see below: error bounds instead of parameters */
 
 typedef enum sparge_dtype { SPARGE_F32 = 0, SPARGE_F16 = 1, SPARGE_BF16 = 2 } sparge_dtype;
-typedef enum sparge_precision { SPARGE_FP32 = 0, SPARGE_INT16 = 1, SPARGE_INT8 = 2 } sparge_precision;
+typedef enum sparge_precision {
+  SPARGE_PRECISION_FP32 = 0,
+  SPARGE_PRECISION_INT16 = 1,
+  SPARGE_PRECISION_INT8 = 2
+} sparge_precision;
 typedef enum sparge_select {
   SPARGE_SELECT_ALL = 0,  /* dense: every visible tile */
   SPARGE_SELECT_CDF = 1,  /* the smallest set of tiles with predicted mass >= tau */

@@ -78,7 +78,7 @@ E OneOf(const char* name, nb::handle value, std::span<const Named<E>> choices) {
 }
 
 constexpr Named<sparge_precision> kPrecisions[] = {
-    {"fp32", SPARGE_FP32}, {"int16", SPARGE_INT16}, {"int8", SPARGE_INT8}};
+    {"fp32", SPARGE_PRECISION_FP32}, {"int16", SPARGE_PRECISION_INT16}, {"int8", SPARGE_PRECISION_INT8}};
 constexpr Named<sparge_select> kSelects[] = {{"auto", SPARGE_SELECT_AUTO},   {"all", SPARGE_SELECT_ALL},
                                              {"cdf", SPARGE_SELECT_CDF},     {"topk", SPARGE_SELECT_TOPK},
                                              {"floor", SPARGE_SELECT_FLOOR}, {"map", SPARGE_SELECT_MAP}};
@@ -262,7 +262,7 @@ void SetParameters(const Given& given, Problem& problem) {
     desc.heads = problem.heads.data();
   }
   if (Differs(given.precision)) {
-    problem.head_precision = PerHead("precision", given.precision, SPARGE_INT8, desc.q_heads);
+    problem.head_precision = PerHead("precision", given.precision, SPARGE_PRECISION_INT8, desc.q_heads);
     desc.head_precision = problem.head_precision.data();
   } else if (given.precision && !given.precision->empty()) {
     desc.precision = given.precision->front();
@@ -302,7 +302,7 @@ void SetSelection(Given& given, Problem& problem) {
     if (thresholds || given.other_bounds) RaiseValue("target_l1=0 is exact: no other bound or threshold has an effect");
     desc.select = SPARGE_SELECT_ALL;
     given.pv_skip = {SPARGE_PV_SKIP_OFF};
-    if (!given.precision) given.precision = {SPARGE_FP32};
+    if (!given.precision) given.precision = {SPARGE_PRECISION_FP32};
     given.has_bounds = false;
   }
   const bool is_auto = desc.select == SPARGE_SELECT_AUTO;

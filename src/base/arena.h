@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace sparge {
+namespace sparge::impl {
 
 class Arena {
  public:
@@ -27,5 +27,5 @@ class Arena {
   size_t used_ = 0;
 };
 
-}  // namespace sparge
+}  // namespace sparge::impl
 #endif  // SPARGE_SRC_BASE_ARENA_H_

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace sparge {
+namespace sparge::impl {
 
 inline float FloatFromBf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
@@ -59,5 +59,5 @@ inline void StoreElement(void* data, sparge_dtype dtype, int64_t index, float va
   }
 }
 
-}  // namespace sparge
+}  // namespace sparge::impl
 #endif  // SPARGE_SRC_BASE_HALF_H_

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <cstring>
 
-namespace sparge {
+namespace sparge::impl {
 
 // Holds its text in place, so that reporting "out of memory" allocates nothing.
 struct Failure {
@@ -28,9 +28,9 @@ struct Failure {
 }
 
 // `format` names the argument and its value.
-#define SPARGE_REQUIRE(condition, ...)                                      \
-  do {                                                                      \
-    if (!(condition)) ::sparge::Fail(SPARGE_INVALID_ARGUMENT, __VA_ARGS__); \
+#define SPARGE_REQUIRE(condition, ...)                                            \
+  do {                                                                            \
+    if (!(condition)) ::sparge::impl::Fail(SPARGE_INVALID_ARGUMENT, __VA_ARGS__); \
   } while (false)
 
 // The number in an enum that a caller filled in. To load one that is out of range as an enum would be undefined.
@@ -42,5 +42,5 @@ int32_t RawEnum(const Enum& value) {
   return raw;
 }
 
-}  // namespace sparge
+}  // namespace sparge::impl
 #endif  // SPARGE_SRC_BASE_STATUS_H_

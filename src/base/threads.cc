@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace sparge {
+namespace sparge::impl {
 
 namespace {
 
@@ -115,4 +115,4 @@ sparge_executor Pool::executor() {
           }};
 }
 
-}  // namespace sparge
+}  // namespace sparge::impl

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace sparge {
+namespace sparge::impl {
 
 // A fixed set of threads behind the public executor interface. If two callers come at once, the second one does its
 // work alone rather than wait.
@@ -50,5 +50,5 @@ void ForEach(const sparge_executor& executor, int64_t count, const Task& task) {
       &shared);
 }
 
-}  // namespace sparge
+}  // namespace sparge::impl
 #endif  // SPARGE_SRC_BASE_THREADS_H_

@@ -9,7 +9,7 @@
 
 #include "src/base/half.h"
 
-namespace sparge {
+namespace sparge::impl {
 
 // `count` tokens of `dim` elements.
 struct TokenRows {
@@ -25,5 +25,5 @@ struct TokenRows {
   const std::byte* Token(int64_t token) const { return Place(order == nullptr ? token : order[token]); }
 };
 
-}  // namespace sparge
+}  // namespace sparge::impl
 #endif  // SPARGE_SRC_BASE_TOKENS_H_

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace sparge {
+namespace sparge::impl {
 
 // Half-open range of keys or key blocks.
 struct Range {
@@ -49,5 +49,5 @@ inline Range BlocksOf(Range tokens, int64_t size) {
 
 inline bool Overlaps(Range a, Range b) { return a.begin < b.end && b.begin < a.end; }
 
-}  // namespace sparge
+}  // namespace sparge::impl
 #endif  // SPARGE_SRC_BASE_VISIBLE_H_

@@ -48,7 +48,7 @@ int main(void) {
   desc.q_tokens = desc.kv_tokens = kTokens;
   desc.qk_dim = desc.v_dim = kDim;
   desc.causal = 1;
-  desc.precision = SPARGE_FP32;
+  desc.precision = SPARGE_PRECISION_FP32;
   desc.select = SPARGE_SELECT_ALL;
   sparge_context* context = NULL;
   sparge_plan* plan = NULL;

@@ -29,7 +29,7 @@ int main() {
   desc.q_heads = desc.kv_heads = kHeads;
   desc.q_tokens = desc.kv_tokens = kTokens;
   desc.qk_dim = desc.v_dim = kDim;
-  desc.precision = SPARGE_FP32;
+  desc.precision = SPARGE_PRECISION_FP32;
   desc.select = SPARGE_SELECT_ALL;
   desc.params.pv_skip = SPARGE_PV_SKIP_OFF;
   sparge::Plan plan(context, desc);

@@ -1,0 +1,74 @@
+// Calibrations: made, asked, saved and loaded.
+#include "src/calibrate/calibration.h"
+
+#include <sparge/sparge.h>
+
+#include <cstring>
+
+#include "src/api/guard.h"
+#include "src/api/handles.h"
+#include "src/base/status.h"
+
+using namespace sparge::impl;  // NOLINT: this file is the edge between the C names and the namespace
+
+extern "C" {
+
+void sparge_calibration_desc_init(sparge_calibration_desc* desc) {
+  *desc = {sizeof(*desc), 0, 0.015, 0.01875, 0.05, 0};
+}
+
+sparge_status sparge_calibration_create(const sparge_calibration_desc* given, sparge_calibration** out) {
+  return Guard([&] {
+    SPARGE_REQUIRE(out != nullptr, "out is NULL");
+    *out = nullptr;
+    const auto desc = CopySized("desc", given, Defaults(&sparge_calibration_desc_init));
+    *out = new sparge_calibration{Calibration(desc)};
+  });
+}
+
+void sparge_calibration_destroy(sparge_calibration* calibration) { delete calibration; }
+
+void sparge_head_estimate_init(sparge_head_estimate* estimate) {
+  *estimate = {};
+  estimate->struct_size = sizeof(*estimate);
+}
+
+sparge_status sparge_calibration_head(const sparge_calibration* calibration, int64_t head, sparge_head_estimate* out) {
+  return Guard([&] {
+    SPARGE_REQUIRE(calibration != nullptr, "calibration is NULL");
+    sparge_head_estimate estimate = CopySized("out", out, Defaults(&sparge_head_estimate_init));
+    calibration->calibration.Describe(head, estimate);
+    std::memcpy(out, &estimate, estimate.struct_size);
+  });
+}
+
+sparge_status sparge_calibration_set_bounds(sparge_calibration* calibration, int64_t head, double target_l1,
+                                            double pv_l1) {
+  return Guard([&] {
+    SPARGE_REQUIRE(calibration != nullptr, "calibration is NULL");
+    calibration->calibration.SetBounds(head, target_l1, pv_l1);
+  });
+}
+
+sparge_status sparge_calibration_save(const sparge_calibration* calibration, void* buffer, size_t* size) {
+  return Guard([&] {
+    SPARGE_REQUIRE(calibration != nullptr, "calibration is NULL");
+    SPARGE_REQUIRE(size != nullptr, "size is NULL");
+    const size_t room = *size;
+    *size = calibration->calibration.SavedSize();
+    if (buffer == nullptr) return;
+    SPARGE_REQUIRE(room >= *size, "size=%zu is less than the %zu needed", room, *size);
+    calibration->calibration.Save(static_cast<std::byte*>(buffer));
+  });
+}
+
+sparge_status sparge_calibration_load(const void* data, size_t size, sparge_calibration** out) {
+  return Guard([&] {
+    SPARGE_REQUIRE(out != nullptr, "out is NULL");
+    *out = nullptr;
+    SPARGE_REQUIRE(data != nullptr, "data is NULL");
+    *out = new sparge_calibration{Calibration(static_cast<const std::byte*>(data), size)};
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,116 @@
+// Status, version, contexts and the instruction sets they choose from.
+#include <sparge/sparge.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "src/api/guard.h"
+#include "src/api/handles.h"
+#include "src/base/status.h"
+#include "src/base/threads.h"
+#include "src/cpu/isa.h"
+#include "src/cpu/kernel/kernels.h"
+
+namespace sparge::impl {
+namespace {
+
+thread_local char last_error[sizeof(Failure::detail)] = "";
+
+sparge_executor CheckedExecutor(const sparge_executor* given) {
+  const sparge_executor executor = CopySized("executor", given, sparge_executor{});
+  SPARGE_REQUIRE(executor.workers >= 1 && executor.workers <= 4096, "executor.workers=%d is outside 1..4096",
+                 executor.workers);
+  SPARGE_REQUIRE(executor.run != nullptr, "executor.run is NULL");
+  return executor;
+}
+
+}  // namespace
+
+void SetLastError(const char* detail) { std::snprintf(last_error, sizeof(last_error), "%s", detail); }
+
+}  // namespace sparge::impl
+
+using namespace sparge::impl;  // NOLINT: this file is the edge between the C names and the namespace
+
+extern "C" {
+
+const char* sparge_status_text(sparge_status status) {
+  switch (status) {
+    case SPARGE_OK:
+      return "ok";
+    case SPARGE_INVALID_ARGUMENT:
+      return "invalid argument";
+    case SPARGE_UNSUPPORTED_HARDWARE:
+      return "this machine lacks the instruction set";
+    case SPARGE_OUT_OF_MEMORY:
+      return "out of memory";
+    case SPARGE_INTERNAL_ERROR:
+      return "internal error";
+  }
+  return "unknown status";
+}
+
+const char* sparge_last_error(void) { return last_error; }
+
+#define SPARGE_TEXT_OF(x) #x
+#define SPARGE_DOTTED(major, minor, patch) SPARGE_TEXT_OF(major) "." SPARGE_TEXT_OF(minor) "." SPARGE_TEXT_OF(patch)
+const char* sparge_version(void) {
+  return SPARGE_DOTTED(SPARGE_VERSION_MAJOR, SPARGE_VERSION_MINOR, SPARGE_VERSION_PATCH);
+}
+
+void sparge_context_desc_init(sparge_context_desc* desc) {
+  *desc = {};
+  desc->struct_size = sizeof(*desc);
+}
+
+sparge_status sparge_context_create(const sparge_context_desc* given, sparge_context** out) {
+  return Guard([&] {
+    SPARGE_REQUIRE(out != nullptr, "out is NULL");
+    *out = nullptr;
+    const auto defaults = Defaults(&sparge_context_desc_init);
+    const sparge_context_desc desc = given == nullptr ? defaults : CopySized("desc", given, defaults);
+    SPARGE_REQUIRE(desc.threads >= 0 && desc.threads <= 4096, "threads=%d is outside 0..4096", desc.threads);
+    auto context = std::make_unique<sparge_context>();
+    context->runtime.isa = ChooseIsa(desc.isa);
+    context->runtime.kernels = KernelsFor(context->runtime.isa);
+    if (desc.executor != nullptr) {
+      context->runtime.executor = CheckedExecutor(desc.executor);
+    } else {
+      const auto cores = static_cast<int32_t>(std::thread::hardware_concurrency());
+      context->pool = std::make_unique<Pool>(desc.threads > 0 ? desc.threads : std::max(cores, 1));
+      context->runtime.executor = context->pool->executor();
+    }
+    *out = context.release();
+  });
+}
+
+void sparge_context_destroy(sparge_context* context) { delete context; }
+const char* sparge_context_isa(const sparge_context* context) {
+  return context == nullptr ? "" : IsaName(context->runtime.isa);
+}
+int32_t sparge_context_threads(const sparge_context* context) {
+  return context == nullptr ? 0 : context->runtime.executor.workers;
+}
+
+int32_t sparge_isa_count(void) { return IsaCount(); }
+
+void sparge_isa_init(sparge_isa* isa) {
+  *isa = {};
+  isa->struct_size = sizeof(*isa);
+}
+
+sparge_status sparge_isa_at(int32_t index, sparge_isa* out) {
+  return Guard([&] {
+    const size_t size = CopySized("out", out, Defaults(&sparge_isa_init)).struct_size;
+    SPARGE_REQUIRE(index >= 0 && index < IsaCount(), "index=%d is outside 0..%d", index, IsaCount() - 1);
+    const IsaEntry entry = IsaAt(index);
+    const KernelOps* kernels = KernelsFor(entry.isa);
+    const sparge_isa isa{size, entry.name, entry.runnable, kernels->group_rows, kernels->int8_text};
+    std::memcpy(out, &isa, size);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,121 @@
+// Plans and what is done with them: run, predict, calibrate, the reference; and orders of tokens.
+#include <sparge/sparge.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <memory>
+#include <vector>
+
+#include "src/api/guard.h"
+#include "src/api/handles.h"
+#include "src/base/status.h"
+#include "src/cpu/attend.h"
+#include "src/problem/order.h"
+#include "src/problem/problem.h"
+#include "src/reference.h"
+
+namespace sparge::impl {
+namespace {
+
+const sparge_plan& CheckedPlan(const sparge_plan* plan) {
+  SPARGE_REQUIRE(plan != nullptr, "plan is NULL");
+  return *plan;
+}
+
+sparge_run_args CheckedArgs(const sparge_plan& plan, const sparge_run_args* given, Call call) {
+  const sparge_run_args args = CopySized("args", given, Defaults(&sparge_run_args_init));
+  CheckArgs(plan.front(), args, call, {plan.workspace_size, plan.cache_size});
+  SPARGE_REQUIRE(args.stats == nullptr ||
+                     (args.stats->struct_size >= sizeof(size_t) && args.stats->struct_size <= sizeof(sparge_stats)),
+                 "stats.struct_size=%zu is not that of this library (%zu); call sparge_stats_init",
+                 args.stats->struct_size, sizeof(sparge_stats));
+  return args;
+}
+
+}  // namespace
+}  // namespace sparge::impl
+
+using namespace sparge::impl;  // NOLINT: this file is the edge between the C names and the namespace
+
+extern "C" {
+
+sparge_status sparge_token_order(sparge_order order, const int64_t grid[3], uint64_t seed, int64_t* out) {
+  return Guard([&] {
+    const int32_t raw = RawEnum(order);
+    SPARGE_REQUIRE(raw >= SPARGE_ORDER_HILBERT && raw <= SPARGE_ORDER_RANDOM, "order=%d is outside %d..%d", raw,
+                   SPARGE_ORDER_HILBERT, SPARGE_ORDER_RANDOM);
+    SPARGE_REQUIRE(grid != nullptr, "grid is NULL");
+    SPARGE_REQUIRE(out != nullptr, "out is NULL");
+    SPARGE_REQUIRE(seed == 0 || order == SPARGE_ORDER_RANDOM, "seed=%" PRIu64 " has no effect on order=%d", seed, raw);
+    std::vector<int32_t> cells(CountCells(grid));
+    FillOrder(order, grid, seed, 0, cells.data());
+    std::copy(cells.begin(), cells.end(), out);
+  });
+}
+
+void sparge_plan_desc_init(sparge_plan_desc* desc) {
+  *desc = {};
+  desc->struct_size = sizeof(*desc);
+  desc->query_offset = SPARGE_OFFSET_BOTTOM_RIGHT;
+  desc->precision = SPARGE_PRECISION_INT8;
+  desc->select = SPARGE_SELECT_CDF;
+  desc->keep_sink = -1;
+  desc->params = {0.3, 0.98, 0.5, 10.0};
+}
+
+sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc* given, sparge_plan** out) {
+  return Guard([&] {
+    SPARGE_REQUIRE(out != nullptr, "out is NULL");
+    *out = nullptr;
+    SPARGE_REQUIRE(context != nullptr, "context is NULL");
+    const sparge_plan_desc desc = CopySized("desc", given, Defaults(&sparge_plan_desc_init));
+    Calibration* calibration = desc.calibration == nullptr ? nullptr : &desc.calibration->calibration;
+    SPARGE_REQUIRE(calibration == nullptr || calibration->q_heads() == desc.q_heads,
+                   "q_heads=%" PRId64 " is not the %" PRId64 " of the calibration", desc.q_heads,
+                   calibration->q_heads());
+    auto plan = std::make_unique<sparge_plan>(sparge_plan{MakePlans(context->runtime, desc, calibration), 0, 0});
+    plan->workspace_size = WorkspaceSize(plan->plans);
+    plan->cache_size = CacheSize(plan->plans);
+    *out = plan.release();
+  });
+}
+
+void sparge_plan_destroy(sparge_plan* plan) { delete plan; }
+size_t sparge_plan_workspace_size(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->workspace_size; }
+size_t sparge_plan_cache_size(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->cache_size; }
+void sparge_plan_map_shape(const sparge_plan* plan, int64_t* q_blocks, int64_t* k_blocks) {
+  *q_blocks = plan == nullptr ? 0 : plan->front().q_blocks;
+  *k_blocks = plan == nullptr ? 0 : plan->front().k_blocks;
+}
+
+void sparge_run_args_init(sparge_run_args* args) {
+  *args = {};
+  args->struct_size = sizeof(*args);
+}
+void sparge_stats_init(sparge_stats* stats) {
+  *stats = {};
+  stats->struct_size = sizeof(*stats);
+}
+
+sparge_status sparge_run(const sparge_plan* plan, const sparge_run_args* args) {
+  return Guard([&] { Attend(CheckedPlan(plan).plans, CheckedArgs(CheckedPlan(plan), args, Call::kRun)); });
+}
+
+sparge_status sparge_predict(const sparge_plan* plan, const sparge_run_args* args) {
+  return Guard([&] { Predict(CheckedPlan(plan).plans, CheckedArgs(CheckedPlan(plan), args, Call::kPredict)); });
+}
+
+sparge_status sparge_reference(const sparge_plan* plan, const sparge_run_args* args) {
+  return Guard([&] { Reference(CheckedPlan(plan).front(), CheckedArgs(CheckedPlan(plan), args, Call::kReference)); });
+}
+
+sparge_status sparge_calibrate(const sparge_plan* plan, const sparge_run_args* args, double effort) {
+  return Guard([&] {
+    const sparge_run_args checked = CheckedArgs(CheckedPlan(plan), args, Call::kCalibrate);
+    SPARGE_REQUIRE(effort > 0 && effort <= 1, "effort=%g is not above 0 and at most 1", effort);
+    SPARGE_REQUIRE(plan->front().select == SPARGE_SELECT_AUTO, "plan has no calibration: its select is not AUTO");
+    Calibrate(plan->plans, checked, effort);
+  });
+}
+
+}  // extern "C"

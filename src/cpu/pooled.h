@@ -1,0 +1,41 @@
+// The predictor `keys`: how much attention the tiles of a query block hold, judged by a few pooled queries (means of
+// neighbouring ones) against every key. A mean of keys hides a single strong one; a look at each costs p / 128 of QK.
+//
+//   mass(pool, tile) = sum over the keys j of the tile that the pool sees of exp(score(pool, j))
+//   mass(tile)       = mean over the block's pools of mass(pool, tile) / sum over visible tiles of mass(pool, .)
+#ifndef SPARGE_SRC_CPU_POOLED_H_
+#define SPARGE_SRC_CPU_POOLED_H_
+
+#include <cstdint>
+
+#include "src/base/arena.h"
+#include "src/cpu/pack.h"
+#include "src/problem/problem.h"
+
+namespace sparge::impl {
+
+// Working memory, per worker.
+struct Pooled {
+  std::byte* rows;  // packed pools
+  float* factor;
+  float* shift;
+  float* mass;  // per pool: `stride` floats, one per key block
+  float* top;
+  int64_t stride;
+};
+
+Pooled LayPooled(const Plan& plan, Arena& arena);
+
+// How many query blocks are judged together: as many as fill the rows of one pass of the kernel.
+int64_t PooledBlocks(const Plan& plan);
+
+// The masses of the pools of `blocks` query blocks from `first` on, all of one head and sequence, for PooledRow.
+void MeasurePools(const Plan& plan, const Packed& packed, const BlockId& first, int64_t blocks, int32_t worker,
+                  const Pooled& pooled);
+
+// mass[j] of the tiles of the i'th of these query blocks; they sum to 1 over the visible ones, or are all 0.
+void PooledRow(const Plan& plan, const Pooled& pooled, const BlockId& block, int64_t i, int32_t worker,
+               const bool* visible, double* mass);
+
+}  // namespace sparge::impl
+#endif  // SPARGE_SRC_CPU_POOLED_H_
