@@ -170,7 +170,7 @@ void Totals::Add(const Totals& other) {
   pack_ms += other.pack_ms;
   key_blocks += other.key_blocks;
   key_blocks_reused += other.key_blocks_reused;
-  measure_ms += other.measure_ms;
+  calibrate_ms += other.calibrate_ms;
   total_ms += other.total_ms;
   tiles.qk_eligible += other.tiles.qk_eligible;
   tiles.qk_computed += other.tiles.qk_computed;
@@ -327,7 +327,7 @@ void Attention::Run(PlanDesc desc, RunArgs& args, Layer& layer) {
   layer.totals.pack_ms += stats.pack_ms;
   layer.totals.key_blocks += stats.key_blocks;
   layer.totals.key_blocks_reused += stats.key_blocks_reused;
-  layer.totals.measure_ms += stats.measure_ms;
+  layer.totals.calibrate_ms += stats.calibrate_ms;
   layer.totals.tiles.qk_eligible += stats.total.qk_eligible;
   layer.totals.tiles.qk_computed += stats.total.qk_computed;
 }

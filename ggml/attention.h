@@ -38,7 +38,7 @@ bool CanCompute(const Operands& op);
 // Sums over the calls of a layer.
 struct Totals {
   int64_t calls = 0;
-  double mask_ms = 0, convert_ms = 0, pack_ms = 0, measure_ms = 0, total_ms = 0;
+  double mask_ms = 0, convert_ms = 0, pack_ms = 0, calibrate_ms = 0, total_ms = 0;
   int64_t key_blocks = 0, key_blocks_reused = 0;
   sparge_head_stats tiles{};
 

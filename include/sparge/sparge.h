@@ -3,8 +3,10 @@
  * Use: make a context (threads, instruction set), make a plan from shapes and parameters, ask how much workspace it
  * needs, run it as often as you like, destroy both. `run` allocates nothing, prints nothing and never exits.
  *
- * Every struct begins with its size, so that it can grow: call its `_init` function, then set what you need. Every
- * function that can fail returns a status; `sparge_last_error` has the detail, per thread.
+ * Structs that may grow begin with their size: call the `_init` function, then set what you need. It is inline, so that
+ * the size is that of the header you compile with: a newer library never writes past it, and takes its own defaults for
+ * what your header lacks. From another language call `_init_sized` with the size of your own struct. Structs without a
+ * size are final. Every function that can fail returns a status; `sparge_last_error` has the detail, per thread.
  *
  * This header compiles as C11 and as C++. `sparge.hpp` is the C++20 comfort over it.
  */
@@ -25,7 +27,7 @@ extern "C" {
 #endif
 
 #define SPARGE_VERSION_MAJOR 0
-#define SPARGE_VERSION_MINOR 3
+#define SPARGE_VERSION_MINOR 4
 #define SPARGE_VERSION_PATCH 0
 
 /* Block maps that cross this interface are made of tiles of this size. */
@@ -70,7 +72,10 @@ typedef struct sparge_context_desc {
   const char* isa;                 /* name from sparge_isa_at; NULL = environment SPARGE_ISA, else the best one */
 } sparge_context_desc;
 
-SPARGE_API void sparge_context_desc_init(sparge_context_desc* desc);
+SPARGE_API void sparge_context_desc_init_sized(sparge_context_desc* desc, size_t size);
+static inline void sparge_context_desc_init(sparge_context_desc* desc) {
+  sparge_context_desc_init_sized(desc, sizeof(*desc));
+}
 /* `desc` may be NULL: all defaults. A context may be used by several threads at once. */
 SPARGE_API sparge_status sparge_context_create(const sparge_context_desc* desc, sparge_context** out);
 SPARGE_API void sparge_context_destroy(sparge_context* context); /* NULL is allowed */
@@ -86,7 +91,8 @@ typedef struct sparge_isa {
 } sparge_isa;
 /* Instruction sets compiled into this library, best first; index < count. */
 SPARGE_API int32_t sparge_isa_count(void);
-SPARGE_API void sparge_isa_init(sparge_isa* isa);
+SPARGE_API void sparge_isa_init_sized(sparge_isa* isa, size_t size);
+static inline void sparge_isa_init(sparge_isa* isa) { sparge_isa_init_sized(isa, sizeof(*isa)); }
 SPARGE_API sparge_status sparge_isa_at(int32_t index, sparge_isa* out);
 
 /* ------------------------------------------------------------------ orders of image and video tokens */
@@ -206,7 +212,8 @@ typedef struct sparge_plan_desc {
 typedef struct sparge_plan sparge_plan;
 
 /* Defaults: int8, cdf, tau 0.98, theta 0.3, pv_skip 10, not causal, scale 1/sqrt(D), bottom-right offset. */
-SPARGE_API void sparge_plan_desc_init(sparge_plan_desc* desc);
+SPARGE_API void sparge_plan_desc_init_sized(sparge_plan_desc* desc, size_t size);
+static inline void sparge_plan_desc_init(sparge_plan_desc* desc) { sparge_plan_desc_init_sized(desc, sizeof(*desc)); }
 /* The context must outlive the plan. A plan may be run by several threads at once, each with its own workspace and
  * cache. */
 SPARGE_API sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc* desc, sparge_plan** out);
@@ -254,7 +261,7 @@ typedef struct sparge_stats {
   int32_t threads;
   const char* isa;
   double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms;
-  double measure_ms;                     /* samples for the calibration of SELECT_AUTO */
+  double calibrate_ms;                   /* samples for the calibration of SELECT_AUTO */
   int64_t key_blocks, key_blocks_reused; /* of all kv heads, once per precision: those needed; found in the cache */
 } sparge_stats;
 
@@ -286,8 +293,10 @@ typedef struct sparge_run_args {
   size_t cache_size;
 } sparge_run_args;
 
-SPARGE_API void sparge_run_args_init(sparge_run_args* args);
-SPARGE_API void sparge_stats_init(sparge_stats* stats);
+SPARGE_API void sparge_run_args_init_sized(sparge_run_args* args, size_t size);
+static inline void sparge_run_args_init(sparge_run_args* args) { sparge_run_args_init_sized(args, sizeof(*args)); }
+SPARGE_API void sparge_stats_init_sized(sparge_stats* stats, size_t size);
+static inline void sparge_stats_init(sparge_stats* stats) { sparge_stats_init_sized(stats, sizeof(*stats)); }
 /* o = attention(q, k, v). A query that sees no key gives zeros and log-sum-exp -inf. */
 SPARGE_API sparge_status sparge_run(const sparge_plan* plan, const sparge_run_args* args);
 /* Stage 1 only: fills map_out, stats and head_stats; reads q and k (and mask, map), not v, o and lse. */
@@ -334,10 +343,17 @@ typedef struct sparge_head_estimate {
 } sparge_head_estimate;
 
 /* Defaults: target_l1 0.015, pv_l1 0.01875, round_l1 0.05, seed 0. */
-SPARGE_API void sparge_calibration_desc_init(sparge_calibration_desc* desc);
+SPARGE_API void sparge_calibration_desc_init_sized(sparge_calibration_desc* desc, size_t size);
+static inline void sparge_calibration_desc_init(sparge_calibration_desc* desc) {
+  sparge_calibration_desc_init_sized(desc, sizeof(*desc));
+}
 SPARGE_API sparge_status sparge_calibration_create(const sparge_calibration_desc* desc, sparge_calibration** out);
-SPARGE_API void sparge_calibration_destroy(sparge_calibration* calibration); /* NULL is allowed */
-SPARGE_API void sparge_head_estimate_init(sparge_head_estimate* estimate);
+SPARGE_API void sparge_calibration_destroy(sparge_calibration* calibration);        /* NULL is allowed */
+SPARGE_API int64_t sparge_calibration_heads(const sparge_calibration* calibration); /* q_heads; 0 for NULL */
+SPARGE_API void sparge_head_estimate_init_sized(sparge_head_estimate* estimate, size_t size);
+static inline void sparge_head_estimate_init(sparge_head_estimate* estimate) {
+  sparge_head_estimate_init_sized(estimate, sizeof(*estimate));
+}
 SPARGE_API sparge_status sparge_calibration_head(const sparge_calibration* calibration, int64_t head,
                                                  sparge_head_estimate* out);
 /* Other bounds for one head from now on; what was measured stays. */
@@ -361,10 +377,107 @@ typedef struct sparge_partial {
   sparge_lse lse;
 } sparge_partial;
 
-/* out = the result over the keys of a and b together; exact, commutative, and empty parts (lse -inf) are neutral.
- * o is (batch, heads, tokens, dim). out may be a or b. */
+/* out = the result over the keys of all parts together; exact, and empty parts (lse -inf) are neutral. o is (batch,
+ * heads, tokens, dim); lse is a natural logarithm. out may be one of the parts. Runs on the context's threads; the
+ * order of the parts changes results by rounding only, the number of threads not at all. */
+SPARGE_API sparge_status sparge_merge_parts(sparge_context* context, int64_t batch, int64_t heads, int64_t tokens,
+                                            int64_t dim, const sparge_partial* parts, int64_t count,
+                                            const sparge_partial* out);
+/* The same for two parts, on the calling thread. */
 SPARGE_API sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t tokens, int64_t dim,
                                       const sparge_partial* a, const sparge_partial* b, const sparge_partial* out);
+
+/* ------------------------------------------------------------------ layer: all that a model keeps per attention layer
+ */
+
+/* Policy in one place: how exact, which tiles, when nothing is skipped, which keys stay packed. A client makes one
+ * layer per attention layer of a model, tells each call what is asked (shapes, scores, tensors), and shows what the
+ * layer says.
+ *
+ * What a layer decides, per call:
+ *   few queries   up to SPARGE_FEW_QUERIES (decoding), or fewer keys than min_keys: every tile
+ *   tiles         auto, by a calibration of its own for each kind of call (heads, head sizes, causal or not); or by its
+ *                 preset; or every tile (target_l1 0)
+ *   last queries  of a prompt keep every tile (dense_tail): a causal call of all its keys at once, or one of fewer
+ *                 queries than an earlier one, which is how a prompt in batches ends
+ *   samples       a call that goes on with a prompt, against more keys than queries, is small and unlike the last one:
+ *                 it is sampled anew
+ *   keys          that such a call meets are kept packed for the next one (keep_keys) */
+typedef struct sparge_layer sparge_layer;
+
+#define SPARGE_FEW_QUERIES 64
+
+/* One layer of a preset; see `sparge tune`. */
+typedef struct sparge_layer_preset {
+  size_t struct_size;
+  int64_t q_heads, kv_heads, qk_dim, v_dim; /* a call of other shapes is refused */
+  int32_t causal;                           /* a call that differs has these precisions, and every tile */
+  sparge_select select;                     /* ALL, CDF or FLOOR */
+  sparge_predictor predictor;
+  const sparge_head_params* heads;        /* q_heads entries */
+  const sparge_precision* head_precision; /* q_heads entries */
+} sparge_layer_preset;
+SPARGE_API void sparge_layer_preset_init_sized(sparge_layer_preset* preset, size_t size);
+static inline void sparge_layer_preset_init(sparge_layer_preset* preset) {
+  sparge_layer_preset_init_sized(preset, sizeof(*preset));
+}
+
+typedef struct sparge_layer_desc {
+  size_t struct_size;
+  double target_l1; /* as sparge_calibration_desc; 0 = exact: every tile */
+  double pv_l1;     /* negative = SPARGE_PV_ROOM * target_l1 */
+  double round_l1;
+  uint64_t seed;
+  int32_t precision;                 /* a sparge_precision; SPARGE_PRECISION_AUTO = int8, and fp32 if target_l1 is 0 */
+  const sparge_layer_preset* preset; /* instead of calibrations, with target_l1 as it was; NULL = none; copied */
+  int32_t remembers;                 /* 1; 0 = nothing is kept from call to call: each one calibrates for itself */
+  int32_t keep_keys;                 /* 1; 0 = keys are packed anew in every call */
+  int64_t min_keys;                  /* 1024 */
+  int64_t dense_tail;                /* 128 */
+} sparge_layer_desc;
+#define SPARGE_PRECISION_AUTO (-1)
+/* The error that the PV skip may add to that of the selection. */
+#define SPARGE_PV_ROOM 1.25
+
+/* Sums over the calls of a layer. */
+typedef struct sparge_layer_totals {
+  size_t struct_size;
+  int64_t calls;
+  int64_t dense_calls; /* of these: so few queries or keys, or so small a bound, that nothing could be skipped */
+  double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms, calibrate_ms;
+  int64_t key_blocks, key_blocks_reused;
+  sparge_head_stats tiles;
+} sparge_layer_totals;
+SPARGE_API void sparge_layer_totals_init_sized(sparge_layer_totals* totals, size_t size);
+static inline void sparge_layer_totals_init(sparge_layer_totals* totals) {
+  sparge_layer_totals_init_sized(totals, sizeof(*totals));
+}
+
+/* Defaults: bounds as sparge_calibration_desc, pv_l1 negative, the rest as said above. */
+SPARGE_API void sparge_layer_desc_init_sized(sparge_layer_desc* desc, size_t size);
+static inline void sparge_layer_desc_init(sparge_layer_desc* desc) {
+  sparge_layer_desc_init_sized(desc, sizeof(*desc));
+}
+SPARGE_API sparge_status sparge_layer_create(const sparge_layer_desc* desc, sparge_layer** out);
+SPARGE_API void sparge_layer_destroy(sparge_layer* layer); /* NULL is allowed */
+
+/* As sparge_run. `desc` says what is asked; what says how exactly (precision, select, params, heads, predictor,
+ * head_precision, calibration, dense_tail, cache_tokens, least_effort) is the layer's to choose, and refused if it is
+ * not as sparge_plan_desc_init left it. args->workspace may be NULL: then the context lends one. args->cache must be
+ * NULL. Calls of several threads at once are allowed; those that keep keys wait for one another. */
+#define SPARGE_LAYER_DENSE 1u /* flag: every tile in this call (the first steps of a denoiser) */
+SPARGE_API sparge_status sparge_layer_run(sparge_layer* layer, sparge_context* context, const sparge_plan_desc* desc,
+                                          const sparge_run_args* args, uint32_t flags);
+SPARGE_API sparge_status sparge_layer_get_totals(const sparge_layer* layer, sparge_layer_totals* out);
+/* What a user should know and has not been told yet, one line, or NULL; once each. Valid until the next call. */
+SPARGE_API const char* sparge_layer_notice(sparge_layer* layer);
+/* The calibrations made so far, one per kind of call; they live as long as the layer. */
+SPARGE_API int64_t sparge_layer_calibrations(const sparge_layer* layer);
+SPARGE_API const sparge_calibration* sparge_layer_calibration(const sparge_layer* layer, int64_t index);
+/* What it learned (calibrations, not keys and totals) as bytes, as sparge_calibration_save; and back into a layer made
+ * with the same descriptor, which forgets what it knew. */
+SPARGE_API sparge_status sparge_layer_save(const sparge_layer* layer, void* buffer, size_t* size);
+SPARGE_API sparge_status sparge_layer_restore(sparge_layer* layer, const void* data, size_t size);
 
 #ifdef __cplusplus
 }

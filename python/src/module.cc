@@ -261,7 +261,7 @@ nb::dict StatsFields(const CallStats& s) {
   };
   nb::dict stages;
   stages["pack"] = s.stats.pack_ms;
-  stages["measure"] = s.stats.measure_ms;
+  stages["calibrate"] = s.stats.calibrate_ms;
   stages["predict"] = s.stats.predict_ms;
   stages["schedule"] = s.stats.schedule_ms;
   stages["kernel"] = s.stats.kernel_ms;

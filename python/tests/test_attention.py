@@ -131,7 +131,7 @@ def test_auto_keeps_its_bounds_on_real_heads(name):
         assert relative_l1(out[h], np.float64(whole[h])) <= 1.2 * 1.25 * 0.05  # docs/tuning.md: pv_l1, on one sample
     assert "sparse" in repr(calibration)
     once, first = sparge.attention(q, k, v, causal=causal, target_l1=0.05, return_stats=True)
-    assert first.stages_ms["measure"] > 0
+    assert first.stages_ms["calibrate"] > 0
 
 
 # ------------------------------------------------------------------ what belongs to a result

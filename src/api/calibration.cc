@@ -13,32 +13,34 @@ using namespace sparge::impl;  // NOLINT: this file is the edge between the C na
 
 extern "C" {
 
-void sparge_calibration_desc_init(sparge_calibration_desc* desc) {
-  *desc = {sizeof(*desc), 0, 0.015, 0.01875, 0.05, 0};
+void sparge_calibration_desc_init_sized(sparge_calibration_desc* desc, size_t size) {
+  InitSized(desc, size, {0, 0, kTargetL1, SPARGE_PV_ROOM * kTargetL1, kRoundL1, 0});
 }
 
 sparge_status sparge_calibration_create(const sparge_calibration_desc* given, sparge_calibration** out) {
   return Guard([&] {
     SPARGE_REQUIRE(out != nullptr, "out is NULL");
     *out = nullptr;
-    const auto desc = CopySized("desc", given, Defaults(&sparge_calibration_desc_init));
+    const auto desc = CopySized("desc", given, Defaults(&sparge_calibration_desc_init_sized));
     *out = new sparge_calibration{Calibration(desc)};
   });
 }
 
 void sparge_calibration_destroy(sparge_calibration* calibration) { delete calibration; }
 
-void sparge_head_estimate_init(sparge_head_estimate* estimate) {
-  *estimate = {};
-  estimate->struct_size = sizeof(*estimate);
+void sparge_head_estimate_init_sized(sparge_head_estimate* estimate, size_t size) { InitSized(estimate, size, {}); }
+
+int64_t sparge_calibration_heads(const sparge_calibration* calibration) {
+  return calibration == nullptr ? 0 : calibration->calibration.q_heads();
 }
 
 sparge_status sparge_calibration_head(const sparge_calibration* calibration, int64_t head, sparge_head_estimate* out) {
   return Guard([&] {
     SPARGE_REQUIRE(calibration != nullptr, "calibration is NULL");
-    sparge_head_estimate estimate = CopySized("out", out, Defaults(&sparge_head_estimate_init));
+    CheckSized("out", out);
+    sparge_head_estimate estimate{};
     calibration->calibration.Describe(head, estimate);
-    std::memcpy(out, &estimate, estimate.struct_size);
+    StoreSized(estimate, out);
   });
 }
 

@@ -61,16 +61,13 @@ const char* sparge_version(void) {
   return SPARGE_DOTTED(SPARGE_VERSION_MAJOR, SPARGE_VERSION_MINOR, SPARGE_VERSION_PATCH);
 }
 
-void sparge_context_desc_init(sparge_context_desc* desc) {
-  *desc = {};
-  desc->struct_size = sizeof(*desc);
-}
+void sparge_context_desc_init_sized(sparge_context_desc* desc, size_t size) { InitSized(desc, size, {}); }
 
 sparge_status sparge_context_create(const sparge_context_desc* given, sparge_context** out) {
   return Guard([&] {
     SPARGE_REQUIRE(out != nullptr, "out is NULL");
     *out = nullptr;
-    const auto defaults = Defaults(&sparge_context_desc_init);
+    const auto defaults = Defaults(&sparge_context_desc_init_sized);
     const sparge_context_desc desc = given == nullptr ? defaults : CopySized("desc", given, defaults);
     SPARGE_REQUIRE(desc.threads >= 0 && desc.threads <= 4096, "threads=%d is outside 0..4096", desc.threads);
     auto context = std::make_unique<sparge_context>();
@@ -97,19 +94,15 @@ int32_t sparge_context_threads(const sparge_context* context) {
 
 int32_t sparge_isa_count(void) { return IsaCount(); }
 
-void sparge_isa_init(sparge_isa* isa) {
-  *isa = {};
-  isa->struct_size = sizeof(*isa);
-}
+void sparge_isa_init_sized(sparge_isa* isa, size_t size) { InitSized(isa, size, {}); }
 
 sparge_status sparge_isa_at(int32_t index, sparge_isa* out) {
   return Guard([&] {
-    const size_t size = CopySized("out", out, Defaults(&sparge_isa_init)).struct_size;
+    CheckSized("out", out);
     SPARGE_REQUIRE(index >= 0 && index < IsaCount(), "index=%d is outside 0..%d", index, IsaCount() - 1);
     const IsaEntry entry = IsaAt(index);
     const KernelOps* kernels = KernelsFor(entry.isa);
-    const sparge_isa isa{size, entry.name, entry.runnable, kernels->group_rows, kernels->int8_text};
-    std::memcpy(out, &isa, size);
+    StoreSized({0, entry.name, entry.runnable, kernels->group_rows, kernels->int8_text}, out);
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <sparge/sparge.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -35,23 +36,51 @@ sparge_status Guard(const Body& body) noexcept {
   return SPARGE_INTERNAL_ERROR;
 }
 
-// A caller's struct may be shorter (older header) or longer (newer): missing members keep their default, and unknown
-// ones are an error rather than ignored.
+// Fills a caller's struct of `size` bytes with defaults. An older header's is shorter: nothing behind it is written. A
+// newer one's is longer: what this library does not know is zero.
+template <class T>
+void InitSized(T* out, size_t size, const T& defaults) {
+  if (out == nullptr || size < sizeof(size_t)) return;
+  std::memset(static_cast<void*>(out), 0, size);
+  std::memcpy(static_cast<void*>(out), &defaults, std::min(size, sizeof(T)));
+  out->struct_size = size;
+}
+
+// Refuses a size that no header has, and members of a newer one that are set: they would be ignored.
+template <class T>
+void CheckSized(const char* name, const T* given) {
+  SPARGE_REQUIRE(given != nullptr, "%s is NULL", name);
+  const size_t size = given->struct_size;
+  SPARGE_REQUIRE(size >= sizeof(size_t) && size <= 16 * sizeof(T),
+                 "%s.struct_size=%zu is not that of a header of sparge; call its _init function", name, size);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (size_t i = sizeof(T); i < size; ++i) {
+    SPARGE_REQUIRE(bytes[i] == 0, "%s has members that this library (%s) does not know: byte %zu of %zu is set", name,
+                   sparge_version(), i, size);
+  }
+}
+
+// What the caller gave, and the defaults for what its header lacks.
 template <class T>
 T CopySized(const char* name, const T* from, const T& defaults) {
-  SPARGE_REQUIRE(from != nullptr, "%s is NULL", name);
-  SPARGE_REQUIRE(from->struct_size >= sizeof(size_t) && from->struct_size <= sizeof(T),
-                 "%s.struct_size=%zu is not that of this library (%zu); call its _init function", name,
-                 from->struct_size, sizeof(T));
+  CheckSized(name, from);
   T copy = defaults;
-  std::memcpy(&copy, from, from->struct_size);
+  std::memcpy(static_cast<void*>(&copy), from, std::min(from->struct_size, sizeof(T)));
   return copy;
 }
 
+// Writes a result into a caller's struct, as much of it as the caller knows.
 template <class T>
-T Defaults(void (*init)(T*)) {
+void StoreSized(T value, T* out) {
+  value.struct_size = out->struct_size;
+  std::memcpy(static_cast<void*>(out), &value, std::min(out->struct_size, sizeof(T)));
+}
+
+// The defaults of a struct, by its sized initialiser.
+template <class T>
+T Defaults(void (*init)(T*, size_t)) {
   T value;
-  init(&value);
+  init(&value, sizeof(T));
   return value;
 }
 

@@ -23,12 +23,9 @@ const sparge_plan& CheckedPlan(const sparge_plan* plan) {
 }
 
 sparge_run_args CheckedArgs(const sparge_plan& plan, const sparge_run_args* given, Call call) {
-  const sparge_run_args args = CopySized("args", given, Defaults(&sparge_run_args_init));
+  const sparge_run_args args = CopySized("args", given, Defaults(&sparge_run_args_init_sized));
   CheckArgs(plan.front(), args, call, {plan.workspace_size, plan.cache_size});
-  SPARGE_REQUIRE(args.stats == nullptr ||
-                     (args.stats->struct_size >= sizeof(size_t) && args.stats->struct_size <= sizeof(sparge_stats)),
-                 "stats.struct_size=%zu is not that of this library (%zu); call sparge_stats_init",
-                 args.stats->struct_size, sizeof(sparge_stats));
+  if (args.stats != nullptr) CheckSized("stats", args.stats);
   return args;
 }
 
@@ -53,14 +50,14 @@ sparge_status sparge_token_order(sparge_order order, const int64_t grid[3], uint
   });
 }
 
-void sparge_plan_desc_init(sparge_plan_desc* desc) {
-  *desc = {};
-  desc->struct_size = sizeof(*desc);
-  desc->query_offset = SPARGE_OFFSET_BOTTOM_RIGHT;
-  desc->precision = SPARGE_PRECISION_INT8;
-  desc->select = SPARGE_SELECT_CDF;
-  desc->keep_sink = -1;
-  desc->params = {0.3, 0.98, 0.5, 10.0};
+void sparge_plan_desc_init_sized(sparge_plan_desc* desc, size_t size) {
+  sparge_plan_desc defaults{};
+  defaults.query_offset = SPARGE_OFFSET_BOTTOM_RIGHT;
+  defaults.precision = SPARGE_PRECISION_INT8;
+  defaults.select = SPARGE_SELECT_CDF;
+  defaults.keep_sink = -1;
+  defaults.params = {0.3, 0.98, 0.5, 10.0};
+  InitSized(desc, size, defaults);
 }
 
 sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc* given, sparge_plan** out) {
@@ -68,7 +65,7 @@ sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc
     SPARGE_REQUIRE(out != nullptr, "out is NULL");
     *out = nullptr;
     SPARGE_REQUIRE(context != nullptr, "context is NULL");
-    const sparge_plan_desc desc = CopySized("desc", given, Defaults(&sparge_plan_desc_init));
+    const sparge_plan_desc desc = CopySized("desc", given, Defaults(&sparge_plan_desc_init_sized));
     Calibration* calibration = desc.calibration == nullptr ? nullptr : &desc.calibration->calibration;
     SPARGE_REQUIRE(calibration == nullptr || calibration->q_heads() == desc.q_heads,
                    "q_heads=%" PRId64 " is not the %" PRId64 " of the calibration", desc.q_heads,
@@ -88,14 +85,8 @@ void sparge_plan_map_shape(const sparge_plan* plan, int64_t* q_blocks, int64_t* 
   *k_blocks = plan == nullptr ? 0 : plan->front().k_blocks;
 }
 
-void sparge_run_args_init(sparge_run_args* args) {
-  *args = {};
-  args->struct_size = sizeof(*args);
-}
-void sparge_stats_init(sparge_stats* stats) {
-  *stats = {};
-  stats->struct_size = sizeof(*stats);
-}
+void sparge_run_args_init_sized(sparge_run_args* args, size_t size) { InitSized(args, size, {}); }
+void sparge_stats_init_sized(sparge_stats* stats, size_t size) { InitSized(stats, size, {}); }
 
 sparge_status sparge_run(const sparge_plan* plan, const sparge_run_args* args) {
   return Guard([&] { Attend(CheckedPlan(plan).plans, CheckedArgs(CheckedPlan(plan), args, Call::kRun)); });

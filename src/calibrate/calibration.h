@@ -18,6 +18,10 @@
 
 namespace sparge::impl {
 
+// The default bounds, for every client.
+inline constexpr double kTargetL1 = 0.015;
+inline constexpr double kRoundL1 = 0.05;
+
 // The grids. 1 - tau: 0, then from 1e-5 to 0.95 in steps of 20 %. Theta of query blocks: off, 0.1 .. 0.7. Lambda: off,
 // 12 .. 2.
 inline constexpr int kTaus = 64;

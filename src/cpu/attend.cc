@@ -202,8 +202,8 @@ void WriteStats(const Plan& plan, const sparge_run_args& args, sparge_stats& sta
   stats.group_rows = plan.runtime.kernels->group_rows;
   stats.threads = plan.runtime.executor.workers;
   stats.isa = IsaName(plan.runtime.isa);
-  stats.total_ms = stats.pack_ms + stats.measure_ms + stats.predict_ms + stats.schedule_ms + stats.kernel_ms;
-  stats.struct_size = args.stats->struct_size;
+  stats.total_ms = stats.pack_ms + stats.calibrate_ms + stats.predict_ms + stats.schedule_ms + stats.kernel_ms;
+  stats.struct_size = args.stats->struct_size;  // the caller's header may be older: no byte more than it knows
   std::copy_n(reinterpret_cast<const std::byte*>(&stats), std::min(stats.struct_size, sizeof(stats)),
               reinterpret_cast<std::byte*>(args.stats));
 }
@@ -251,7 +251,7 @@ void AttendHeads(const std::vector<Plan>& plans, const Plan& plan, const HeadCho
   stats.pack_ms += watch.Lap();
 
   if (plan.measures()) Decide(plans, plan, args, w, sampling, decisions);
-  stats.measure_ms += watch.Lap();
+  stats.calibrate_ms += watch.Lap();
 
   PredictAll(plan, heads, args, w.packed, w.map);
   stats.predict_ms += watch.Lap();
