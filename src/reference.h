@@ -8,7 +8,7 @@
 namespace sparge::impl {
 
 // Arguments have been checked. args.map, if given, limits the tiles, whatever the plan selects.
-void Reference(const Plan& plan, const sparge_run_args& args);
+void Reference(const Problem& problem, const sparge_executor& executor, const sparge_run_args& args);
 
 }  // namespace sparge::impl
 #endif  // SPARGE_SRC_REFERENCE_H_

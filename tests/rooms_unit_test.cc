@@ -12,8 +12,7 @@
 #include "src/base/half.h"
 #include "src/base/status.h"
 #include "src/calibrate/calibration.h"
-#include "src/cpu/isa.h"
-#include "src/cpu/kernel/kernels.h"
+#include "src/cpu/instruction_sets.h"
 #include "src/cpu/kernel/state.h"
 #include "src/cpu/pack.h"
 #include "src/cpu/pack_ops.h"
@@ -85,12 +84,12 @@ struct PackedRows {
   int64_t lanes, panel_lanes;
 };
 
-PackedRows PackNoise(Isa isa, sparge_precision precision, const QuantGrid& grid, const std::vector<float>& x,
+PackedRows PackNoise(const CpuOps& cpu, sparge_precision precision, const QuantGrid& grid, const std::vector<float>& x,
                      int64_t dim, bool rotate = false) {
   const int64_t tokens = static_cast<int64_t>(x.size()) / dim;
-  const PackOps& ops = *PackOpsFor(isa);
+  const PackOps& ops = *cpu.pack;
   PackedRows rows;
-  rows.panel_lanes = KernelsFor(isa)->panel_lanes;
+  rows.panel_lanes = cpu.kernel->panel_lanes;
   rows.lanes = CeilDiv(dim, PerLane(precision));
   rows.out.resize(static_cast<size_t>(rows.lanes * kBlockK));
   rows.scale.resize(kBlockK);
@@ -131,18 +130,17 @@ int32_t NumberAt(const PackedRows& rows, sparge_precision precision, int64_t t, 
 TEST(Pack, IntegersAreNearAndWithinTheirBounds) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
-  for (int32_t i = 0; i < IsaCount(); ++i) {
-    const IsaEntry isa = IsaAt(i);
-    if (!isa.runnable) continue;
+  for (const InstructionSet& isa : InstructionSets()) {
+    if (!isa.runnable()) continue;
     for (const sparge_precision precision : {SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
-      const QuantGrid& grid = KernelsFor(isa.isa)->grid[precision];
+      const QuantGrid& grid = isa.ops().kernel->grid[precision];
       for (const int64_t dim : {1, 5, 64, 576}) {
         for (const int kind : {0, 1, 2}) {  // noise, all at +-max, tiny
           std::vector<float> x(static_cast<size_t>(kBlockK * dim));
           for (float& value : x) {
             value = kind == 0 ? normal(random) : (random() % 2 == 0 ? 1.0f : -1.0f) * (kind == 1 ? 3e38f : 1e-42f);
           }
-          const PackedRows rows = PackNoise(isa.isa, precision, grid, x, dim);
+          const PackedRows rows = PackNoise(isa.ops(), precision, grid, x, dim);
           for (int64_t t = 0; t < kBlockK; ++t) {
             // What one accumulator sums: the row, or both halves of the lanes of every 64 numbers.
             const int64_t sums = grid.Sums(rows.lanes);
@@ -186,15 +184,14 @@ TEST(Pack, IntegersAreNearAndWithinTheirBounds) {
 TEST(Pack, RotationKeepsDotProducts) {
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
-  for (int32_t i = 0; i < IsaCount(); ++i) {
-    const IsaEntry isa = IsaAt(i);
-    if (!isa.runnable) continue;
-    QuantGrid grid = KernelsFor(isa.isa)->grid[SPARGE_PRECISION_INT8];
+  for (const InstructionSet& isa : InstructionSets()) {
+    if (!isa.runnable()) continue;
+    QuantGrid grid = isa.ops().kernel->grid[SPARGE_PRECISION_INT8];
     ASSERT_TRUE(grid.rotate);
     for (const int64_t dim : {1, 3, 8, 40, 64, 72, 96, 256, 576}) {
       std::vector<float> x(static_cast<size_t>(kBlockK * dim));
       for (float& value : x) value = normal(random);
-      const PackedRows rows = PackNoise(isa.isa, SPARGE_PRECISION_INT8, grid, x, dim, /*rotate=*/true);
+      const PackedRows rows = PackNoise(isa.ops(), SPARGE_PRECISION_INT8, grid, x, dim, /*rotate=*/true);
       for (int64_t t = 0; t + 1 < kBlockK; ++t) {
         double dot = 0, expected = 0, norm = 0;
         for (int64_t d = 0; d < rows.lanes * 4; ++d) {
@@ -217,10 +214,10 @@ TEST(Pack, RotationKeepsDotProducts) {
 
 // Every bit of every token counts, and its place.
 TEST(Pack, ChecksumsDiffer) {
-  for (int32_t i = 0; i < IsaCount(); ++i) {
-    if (!IsaAt(i).runnable) continue;
-    SCOPED_TRACE(IsaAt(i).name);
-    const PackOps& ops = *PackOpsFor(IsaAt(i).isa);
+  for (const InstructionSet& isa : InstructionSets()) {
+    if (!isa.runnable()) continue;
+    SCOPED_TRACE(isa.name);
+    const PackOps& ops = *isa.ops().pack;
     for (const int64_t dim : {1, 8, 37, 64}) {
       constexpr int64_t kTokens = 11;  // four chains of two words, and a rest
       std::vector<uint16_t> data(kTokens * dim);
@@ -294,8 +291,8 @@ TEST(Calibration, SamplesWithFewerKeysCountLess) {
 }
 
 TEST(Kernel, GridsCannotOverflow) {
-  for (int32_t i = 0; i < IsaCount(); ++i) {
-    const KernelOps& ops = *KernelsFor(IsaAt(i).isa);
+  for (const InstructionSet& isa : InstructionSets()) {
+    const KernelOps& ops = *isa.ops().kernel;
     const QuantGrid& g8 = ops.grid[SPARGE_PRECISION_INT8];
     const QuantGrid& g16 = ops.grid[SPARGE_PRECISION_INT16];
     EXPECT_LT(576.0 * (g8.q_max + g8.q_offset) * g8.k_max + 576.0 * g8.q_offset * g8.k_max, 0x1p31);
@@ -319,8 +316,9 @@ TEST(Kernel, GridsCannotOverflow) {
   }
 }
 
-Plan SmallPlan(int64_t heads, int64_t queries, int64_t keys) {
-  const Isa isa = ChooseIsa(nullptr);
+// `first`, `all`: where the queries stand among all.
+Plan SmallPlan(int64_t heads, int64_t queries, int64_t keys, int64_t first = 0, int64_t all = 0) {
+  const InstructionSet& isa = ChooseInstructionSet(nullptr);
   sparge_plan_desc desc;
   sparge_plan_desc_init(&desc);
   desc.batch = 1;
@@ -329,7 +327,9 @@ Plan SmallPlan(int64_t heads, int64_t queries, int64_t keys) {
   desc.kv_tokens = keys;
   desc.qk_dim = desc.v_dim = 16;
   const sparge_executor executor{sizeof(sparge_executor), nullptr, 1, nullptr};
-  return MakePlans({executor, isa, KernelsFor(isa)}, desc, nullptr).front();
+  desc.first_query = first;
+  desc.all_queries = all;
+  return Plan(MakeProblems(desc, nullptr).front(), {executor, isa.name, isa.ops()});
 }
 
 // A schedule over a map with the given kept tiles per row.
@@ -383,6 +383,28 @@ TEST(Schedule, FewLongRowsAreSplitWithoutGap) {
   }
   EXPECT_EQ(next, 100);
   EXPECT_EQ(ScheduleOf(plan, {3}, &split).size(), 1u) << "short rows are not split";
+}
+
+// A row is split as in the whole, whichever part it is computed in: the same bits on one machine and on many.
+TEST(Schedule, PartsSplitTheirRowsAsTheWholeDoes) {
+  const int64_t blocks = 24, keys = 64 * 100;
+  const auto parts_of = [&](const Plan& plan) {
+    std::vector<int64_t> parts(static_cast<size_t>(plan.all_q_blocks), 1);
+    std::vector<SplitRow> split;
+    ScheduleOf(plan, std::vector<int64_t>(static_cast<size_t>(plan.all_q_blocks), 100), &split);
+    for (const SplitRow& row : split) parts[row.row] = row.parts;
+    return parts;
+  };
+  const std::vector<int64_t> whole = parts_of(SmallPlan(1, 128 * blocks, keys));
+  EXPECT_GT(whole[0], 1);
+  EXPECT_EQ(whole.back(), 1);
+  std::vector<int64_t> joined;
+  for (int64_t part = 0; part < 4; ++part) {
+    const auto here = parts_of(SmallPlan(1, 128 * blocks / 4, keys, 128 * blocks / 4 * part, 128 * blocks));
+    joined.insert(joined.end(), here.begin(), here.end());
+  }
+  EXPECT_EQ(joined, whole);
+  EXPECT_NE(parts_of(SmallPlan(1, 128 * blocks / 4, keys)).back(), 1) << "by itself, so few rows are split";
 }
 
 TEST(State, JoiningEmptyStatesGivesNoNan) {

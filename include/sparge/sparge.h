@@ -207,6 +207,15 @@ typedef struct sparge_plan_desc {
   /* SELECT_AUTO: share of a dense call, 0..1, that runs spend on samples at least, whatever the calibration knows
    * already. For small calls whose input changes from one to the next. */
   double least_effort;
+
+  /* A part of a larger call (context parallelism, split keys): where its queries and keys stand among all. Positions
+   * (query_offset, window, alibi_slopes) then count from the first key of the whole, the sink is kept by who has it, rows
+   * are split along the keys as in the whole, and tiles are judged by their share of the whole: predict leaves the sums
+   * of a part (pool_lse_out), the caller joins them over the parts, and run takes them (pool_lse). Then the map is that of
+   * the whole, and sparge_merge_parts joins the results. all_queries and all_keys 0 = q_tokens and kv_tokens; first_query
+   * is a multiple of 128, first_key of 64. A part of the keys is selected by ALL, MAP or FLOOR. */
+  int64_t first_query, all_queries;
+  int64_t first_key, all_keys;
 } sparge_plan_desc;
 
 typedef struct sparge_plan sparge_plan;
@@ -225,6 +234,8 @@ SPARGE_API size_t sparge_plan_workspace_size(const sparge_plan* plan);
 SPARGE_API size_t sparge_plan_cache_size(const sparge_plan* plan);
 /* Tiles per head of the block map: ceil(q_tokens / 128), ceil(kv_tokens / 64), of the longest sequence if packed. */
 SPARGE_API void sparge_plan_map_shape(const sparge_plan* plan, int64_t* q_blocks, int64_t* k_blocks);
+/* Pools of queries per sequence and head, for pool_lse. */
+SPARGE_API int64_t sparge_plan_pools(const sparge_plan* plan);
 
 /* ------------------------------------------------------------------ run */
 
@@ -291,6 +302,11 @@ typedef struct sparge_run_args {
    * by what that makes of their masses. predict empties the cache of a plan that predicts. */
   void* cache;
   size_t cache_size;
+  /* Stage 1 of a call that is a part (sparge_plan_desc.all_keys): per pool of 64 neighbouring queries the natural
+   * logarithm of the sum of exp(score) over the keys it sees, -inf if none; (batch, q_heads, sparge_plan_pools) contiguous.
+   * pool_lse_out: of the keys of this call. pool_lse: of all keys, log-add-exp over the parts; decides instead. NULL = no. */
+  double* pool_lse_out;
+  const double* pool_lse;
 } sparge_run_args;
 
 SPARGE_API void sparge_run_args_init_sized(sparge_run_args* args, size_t size);

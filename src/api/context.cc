@@ -11,8 +11,8 @@
 #include "src/api/handles.h"
 #include "src/base/status.h"
 #include "src/base/threads.h"
-#include "src/cpu/isa.h"
-#include "src/cpu/kernel/kernels.h"
+#include "src/cpu/device.h"
+#include "src/cpu/instruction_sets.h"
 
 namespace sparge::impl {
 namespace {
@@ -71,38 +71,39 @@ sparge_status sparge_context_create(const sparge_context_desc* given, sparge_con
     const sparge_context_desc desc = given == nullptr ? defaults : CopySized("desc", given, defaults);
     SPARGE_REQUIRE(desc.threads >= 0 && desc.threads <= 4096, "threads=%d is outside 0..4096", desc.threads);
     auto context = std::make_unique<sparge_context>();
-    context->runtime.isa = ChooseIsa(desc.isa);
-    context->runtime.kernels = KernelsFor(context->runtime.isa);
     if (desc.executor != nullptr) {
-      context->runtime.executor = CheckedExecutor(desc.executor);
+      context->executor = CheckedExecutor(desc.executor);
     } else {
       const auto cores = static_cast<int32_t>(std::thread::hardware_concurrency());
       context->pool = std::make_unique<Pool>(desc.threads > 0 ? desc.threads : std::max(cores, 1));
-      context->runtime.executor = context->pool->executor();
+      context->executor = context->pool->executor();
     }
+    context->device = MakeCpuDevice(context->executor, desc.isa);
     *out = context.release();
   });
 }
 
 void sparge_context_destroy(sparge_context* context) { delete context; }
 const char* sparge_context_isa(const sparge_context* context) {
-  return context == nullptr ? "" : IsaName(context->runtime.isa);
+  return context == nullptr ? "" : context->device->isa();
 }
 int32_t sparge_context_threads(const sparge_context* context) {
-  return context == nullptr ? 0 : context->runtime.executor.workers;
+  return context == nullptr ? 0 : context->device->threads();
 }
 
-int32_t sparge_isa_count(void) { return IsaCount(); }
+int32_t sparge_isa_count(void) { return static_cast<int32_t>(InstructionSets().size()); }
 
 void sparge_isa_init_sized(sparge_isa* isa, size_t size) { InitSized(isa, size, {}); }
 
 sparge_status sparge_isa_at(int32_t index, sparge_isa* out) {
   return Guard([&] {
     CheckSized("out", out);
-    SPARGE_REQUIRE(index >= 0 && index < IsaCount(), "index=%d is outside 0..%d", index, IsaCount() - 1);
-    const IsaEntry entry = IsaAt(index);
-    const KernelOps* kernels = KernelsFor(entry.isa);
-    StoreSized({0, entry.name, entry.runnable, kernels->group_rows, kernels->int8_text}, out);
+    const std::span<const InstructionSet> sets = InstructionSets();
+    SPARGE_REQUIRE(index >= 0 && index < sparge_isa_count(), "index=%d is outside 0..%d", index,
+                   sparge_isa_count() - 1);
+    const InstructionSet& set = sets[static_cast<size_t>(index)];
+    const KernelOps& kernel = *set.ops().kernel;
+    StoreSized({0, set.name, set.runnable(), kernel.group_rows, kernel.int8_text}, out);
   });
 }
 

@@ -5,22 +5,22 @@
 #include <sparge/sparge.h>
 
 #include <memory>
-#include <vector>
 
 #include "src/base/threads.h"
 #include "src/calibrate/calibration.h"
-#include "src/problem/problem.h"
+#include "src/device.h"
 
 struct sparge_context {
   std::unique_ptr<sparge::impl::Pool> pool;  // NULL if the caller brought an executor
-  sparge::impl::Runtime runtime;
+  sparge_executor executor;
+  std::unique_ptr<sparge::impl::Device> device;
 };
 
 struct sparge_plan {
-  std::vector<sparge::impl::Plan> plans;  // problem.h: MakePlans
-  size_t workspace_size, cache_size;
+  sparge_context* context;
+  std::unique_ptr<sparge::impl::DevicePlan> on_device;
 
-  const sparge::impl::Plan& front() const { return plans.front(); }
+  const sparge::impl::Problem& problem() const { return on_device->problem(); }
 };
 
 struct sparge_calibration {

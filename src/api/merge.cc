@@ -49,7 +49,7 @@ sparge_status sparge_merge_parts(sparge_context* context, int64_t batch, int64_t
     SPARGE_REQUIRE(out != nullptr, "out is NULL");
     for (int64_t i = 0; i < count; ++i) CheckPartial("parts[" + std::to_string(i) + "]", parts[i]);
     CheckPartial("out", *out);
-    MergeParts(context->runtime.executor, shape, {parts, static_cast<size_t>(count)}, *out);
+    context->device->Merge(shape, {parts, static_cast<size_t>(count)}, *out);
   });
 }
 

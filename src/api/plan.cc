@@ -9,7 +9,6 @@
 #include "src/api/guard.h"
 #include "src/api/handles.h"
 #include "src/base/status.h"
-#include "src/cpu/attend.h"
 #include "src/problem/order.h"
 #include "src/problem/problem.h"
 #include "src/reference.h"
@@ -24,7 +23,7 @@ const sparge_plan& CheckedPlan(const sparge_plan* plan) {
 
 sparge_run_args CheckedArgs(const sparge_plan& plan, const sparge_run_args* given, Call call) {
   const sparge_run_args args = CopySized("args", given, Defaults(&sparge_run_args_init_sized));
-  CheckArgs(plan.front(), args, call, {plan.workspace_size, plan.cache_size});
+  CheckArgs(plan.problem(), args, call, plan.on_device->needs());
   if (args.stats != nullptr) CheckSized("stats", args.stats);
   return args;
 }
@@ -70,42 +69,48 @@ sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc
     SPARGE_REQUIRE(calibration == nullptr || calibration->q_heads() == desc.q_heads,
                    "q_heads=%" PRId64 " is not the %" PRId64 " of the calibration", desc.q_heads,
                    calibration->q_heads());
-    auto plan = std::make_unique<sparge_plan>(sparge_plan{MakePlans(context->runtime, desc, calibration), 0, 0});
-    plan->workspace_size = WorkspaceSize(plan->plans);
-    plan->cache_size = CacheSize(plan->plans);
+    auto plan = std::make_unique<sparge_plan>();
+    plan->context = context;
+    plan->on_device = context->device->Prepare(MakeProblems(desc, calibration));
     *out = plan.release();
   });
 }
 
 void sparge_plan_destroy(sparge_plan* plan) { delete plan; }
-size_t sparge_plan_workspace_size(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->workspace_size; }
-size_t sparge_plan_cache_size(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->cache_size; }
+size_t sparge_plan_workspace_size(const sparge_plan* plan) {
+  return plan == nullptr ? 0 : plan->on_device->needs().workspace;
+}
+size_t sparge_plan_cache_size(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->on_device->needs().cache; }
 void sparge_plan_map_shape(const sparge_plan* plan, int64_t* q_blocks, int64_t* k_blocks) {
-  *q_blocks = plan == nullptr ? 0 : plan->front().q_blocks;
-  *k_blocks = plan == nullptr ? 0 : plan->front().k_blocks;
+  *q_blocks = plan == nullptr ? 0 : plan->problem().q_blocks;
+  *k_blocks = plan == nullptr ? 0 : plan->problem().k_blocks;
 }
 
 void sparge_run_args_init_sized(sparge_run_args* args, size_t size) { InitSized(args, size, {}); }
 void sparge_stats_init_sized(sparge_stats* stats, size_t size) { InitSized(stats, size, {}); }
 
+int64_t sparge_plan_pools(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->on_device->pools(); }
+
 sparge_status sparge_run(const sparge_plan* plan, const sparge_run_args* args) {
-  return Guard([&] { Attend(CheckedPlan(plan).plans, CheckedArgs(CheckedPlan(plan), args, Call::kRun)); });
+  return Guard([&] { CheckedPlan(plan).on_device->Run(CheckedArgs(*plan, args, Call::kRun)); });
 }
 
 sparge_status sparge_predict(const sparge_plan* plan, const sparge_run_args* args) {
-  return Guard([&] { Predict(CheckedPlan(plan).plans, CheckedArgs(CheckedPlan(plan), args, Call::kPredict)); });
+  return Guard([&] { CheckedPlan(plan).on_device->Predict(CheckedArgs(*plan, args, Call::kPredict)); });
 }
 
 sparge_status sparge_reference(const sparge_plan* plan, const sparge_run_args* args) {
-  return Guard([&] { Reference(CheckedPlan(plan).front(), CheckedArgs(CheckedPlan(plan), args, Call::kReference)); });
+  return Guard([&] {
+    Reference(CheckedPlan(plan).problem(), plan->context->executor, CheckedArgs(*plan, args, Call::kReference));
+  });
 }
 
 sparge_status sparge_calibrate(const sparge_plan* plan, const sparge_run_args* args, double effort) {
   return Guard([&] {
     const sparge_run_args checked = CheckedArgs(CheckedPlan(plan), args, Call::kCalibrate);
     SPARGE_REQUIRE(effort > 0 && effort <= 1, "effort=%g is not above 0 and at most 1", effort);
-    SPARGE_REQUIRE(plan->front().select == SPARGE_SELECT_AUTO, "plan has no calibration: its select is not AUTO");
-    Calibrate(plan->plans, checked, effort);
+    SPARGE_REQUIRE(plan->problem().select == SPARGE_SELECT_AUTO, "plan has no calibration: its select is not AUTO");
+    plan->on_device->Calibrate(checked, effort);
   });
 }
 

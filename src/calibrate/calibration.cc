@@ -260,7 +260,7 @@ uint64_t Calibration::NextCall() {
 }
 
 void Calibration::Choose(HeadRecord& head) const {
-  head.wide = head.round_sizes.count >= 1 && EstimateRatio(head.round_sizes, head.rounding).value > round_l1_;
+  head.needs_int16 = head.round_sizes.count >= 1 && EstimateRatio(head.round_sizes, head.rounding).value > round_l1_;
   if (head.sizes.count < kFewest) return;
   const Cell cell = head.target_l1 > 0 ? ChooseCell(head) : Cell{};
   if (!Near(cell, head.cell)) ForgetSkips(head);
@@ -314,7 +314,7 @@ HeadSetting Calibration::Setting(int64_t index) const {
                     SkipAt(sparse ? head.skip : 0)};
   setting.cell = head.cell;
   setting.sparse = sparse;
-  setting.wide = head.wide;
+  setting.needs_int16 = head.needs_int16;
   setting.settled = head.sizes.count >= kSettled && (!sparse || head.skip_sizes.count >= kSettledSkips);
   setting.rounding_known = head.round_sizes.count >= kRoundingSamples;
   setting.missing = static_cast<int64_t>(std::ceil(std::max(kFewest - head.sizes.count, 0.0)));
@@ -327,7 +327,7 @@ void Calibration::Describe(int64_t index, sparge_head_estimate& out) const {
   const std::lock_guard lock(mutex_);
   const HeadRecord& head = heads_[static_cast<size_t>(index)];
   out.state = head.state;
-  out.precision = head.wide ? SPARGE_PRECISION_INT16 : SPARGE_PRECISION_INT8;
+  out.precision = head.needs_int16 ? SPARGE_PRECISION_INT16 : SPARGE_PRECISION_INT8;
   out.params = setting.params;
   out.samples = static_cast<int64_t>(std::llround(head.sizes.count));
   const ErrorSums& cell = head.cells[setting.sparse ? head.cell.theta : 0][setting.sparse ? head.cell.tau : 0];
@@ -385,7 +385,7 @@ void VisitNumbers(Record& head, const Visit& visit) {
 
 // The choice, behind the numbers.
 struct SavedChoice {
-  int32_t state, theta, tau, skip, wide;
+  int32_t state, theta, tau, skip, needs_int16;
 };
 
 size_t RecordBytes() {
@@ -418,13 +418,13 @@ HeadRecord LoadHead(const std::byte*& from) {
   const auto choice = Get<SavedChoice>(from);
   const auto within = [](int32_t value, int32_t end) { return value >= 0 && value < end; };
   SPARGE_REQUIRE(within(choice.state, SPARGE_HEAD_DENSE + 1) && within(choice.theta, kThetas) &&
-                     within(choice.tau, kTaus) && within(choice.skip, kSkips) && within(choice.wide, 2),
+                     within(choice.tau, kTaus) && within(choice.skip, kSkips) && within(choice.needs_int16, 2),
                  "data has a choice %d, %d, %d, %d, %d that is not on the grid", choice.state, choice.theta, choice.tau,
-                 choice.skip, choice.wide);
+                 choice.skip, choice.needs_int16);
   head.state = static_cast<sparge_head_state>(choice.state);
   head.cell = {choice.theta, choice.tau};
   head.skip = choice.skip;
-  head.wide = choice.wide != 0;
+  head.needs_int16 = choice.needs_int16 != 0;
   return head;
 }
 
@@ -439,7 +439,7 @@ void Calibration::Save(std::byte* out) const {
   Put(header, out);
   for (const HeadRecord& head : heads_) {
     VisitNumbers(head, [&](const double& number) { Put(number, out); });
-    Put(SavedChoice{head.state, head.cell.theta, head.cell.tau, head.skip, head.wide}, out);
+    Put(SavedChoice{head.state, head.cell.theta, head.cell.tau, head.skip, head.needs_int16}, out);
   }
 }
 

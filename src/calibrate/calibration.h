@@ -1,5 +1,6 @@
 // What a calibration knows: for each head, how much error each choice of (theta, tau) and of lambda costs and how much
-// work it saves, as sums over measured samples; and the choice that follows. Numbers only: measure.h takes the samples.
+// work it saves, as sums over measured samples; and the choice that follows. Numbers only: a
+// device takes the samples (sampling.h says where).
 //
 // A sample is a few rows of one query block. Its dense result is known, and the result under every tau and lambda of a
 // fixed grid, so that one pass over the tiles measures the whole frontier. The relative L1 of a head is estimated as
@@ -95,7 +96,7 @@ struct HeadRecord {
   sparge_head_state state = SPARGE_HEAD_UNKNOWN;
   Cell cell;
   int32_t skip = 0;
-  bool wide = false;  // int8 is not exact enough
+  bool needs_int16 = false;  // int8 is not exact enough
 };
 
 // What is in force for a head.
@@ -103,7 +104,7 @@ struct HeadSetting {
   sparge_head_params params;
   Cell cell;
   bool sparse;
-  bool wide;
+  bool needs_int16;
   bool settled;  // enough samples: from now on only looked after
   bool rounding_known;
   int64_t missing;  // samples until a first choice can be made

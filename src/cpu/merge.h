@@ -4,14 +4,11 @@
 
 #include <sparge/sparge.h>
 
-#include <cstdint>
 #include <span>
 
-namespace sparge::impl {
+#include "src/device.h"
 
-struct MergeShape {
-  int64_t batch, heads, tokens, dim;
-};
+namespace sparge::impl {
 
 // `out` may be one of the parts. Arguments have been checked.
 void MergeParts(const sparge_executor& executor, const MergeShape& shape, std::span<const sparge_partial> parts,

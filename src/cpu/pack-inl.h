@@ -52,7 +52,7 @@ HWY_INLINE int32_t MeasureTokens(const TokenRows& tokens, uint64_t only, int64_t
   return hn::GetLane(hn::MaxOfLanes(I32(), top));
 }
 
-Measured Measure(const TokenRows& tokens, int64_t dim_pad, float* mean, float* scratch) {
+Survey SurveyTokens(const TokenRows& tokens, int64_t dim_pad, float* mean, float* scratch) {
   uint64_t finite = tokens.count == 64 ? ~uint64_t{0} : (uint64_t{1} << tokens.count) - 1;
   int32_t top = MeasureTokens(tokens, finite, dim_pad, mean, scratch);
   if (top >= kInfinityBits) {

@@ -21,8 +21,7 @@ double UnitFor(float max_abs) {
   return std::ldexp(1.0, std::clamp(std::ilogb(max_abs), -100, 127));
 }
 
-// Whether the summaries of key blocks are wanted; the predictor `keys` looks at every key instead.
-bool SummarisesKeys(const Plan& plan) { return plan.predicts() && plan.predictor == SPARGE_PREDICT_PAPER; }
+bool SummarisesKeys(const Plan& plan) { return plan.predicts() && plan.predictor->summarises_keys; }
 
 // All that the block functions share.
 struct Packer {
@@ -34,7 +33,6 @@ struct Packer {
   bool with_values;
 
   float* Scratch(int32_t worker) const { return packed.scratch + worker * Packed::scratch_floats(plan); }
-  int64_t UnitIndex(int64_t sequence, int64_t kv_head) const { return sequence * plan.kv_heads + kv_head; }
   TokenRows KeyRows(const BlockId& id, const sparge_tensor& tensor, int64_t dim) const {
     const Sequence& s = plan.sequences[id.sequence];
     return RowsOf(plan, tensor, id.sequence, id.head, s.k_begin + id.block * kBlockK, s.KeysIn(id.block), dim);
@@ -48,8 +46,8 @@ struct Packer {
   bool KeepsCentre(int64_t index) const;
   bool FindStale(const BlockId& id, int64_t task) const;
   void ForgetBlocks(int64_t first, const Sequence& s) const;
-  void MeasureBlock(int32_t worker, int64_t task) const;
-  void MeasureTokens(int32_t worker, const BlockId& id, int64_t task) const;
+  void SurveyBlock(int32_t worker, int64_t task) const;
+  void SurveyTokens(int32_t worker, const BlockId& id, int64_t task) const;
   void ChooseUnits(int32_t worker, int64_t index) const;
   void ChooseCentre(int32_t worker, int64_t index, int64_t tokens) const;
   void PackKeyBlock(int32_t worker, int64_t task) const;
@@ -70,28 +68,28 @@ bool Packer::FindStale(const BlockId& id, int64_t task) const {
   if (cache.checksum == nullptr || !with_values) return true;
   const uint64_t k = ops.checksum(KeyRows(id, args.k, plan.qk_dim));
   const uint64_t sum = ops.checksum(KeyRows(id, args.v, plan.v_dim)) ^ (k << 1 | k >> 63);
-  const bool same = cache.checksum[task] == sum && MayKeepCentre(UnitIndex(id.sequence, id.head));
+  const bool same = cache.checksum[task] == sum && MayKeepCentre(plan.KvUnit(id.sequence, id.head));
   cache.checksum[task] = sum;
   return !same;
 }
 
 // First pass: block means (kept where the summaries will be) and magnitudes.
-void Packer::MeasureBlock(int32_t worker, int64_t task) const {
+void Packer::SurveyBlock(int32_t worker, int64_t task) const {
   const BlockId id = FindKeyBlock(plan, task);
   if (!IsNeeded(id)) return;
   const bool stale = FindStale(id, task);
   if (packed.cache.stale != nullptr) packed.cache.stale[task] = stale;
-  if (stale) MeasureTokens(worker, id, task);
+  if (stale) SurveyTokens(worker, id, task);
 }
 
-void Packer::MeasureTokens(int32_t worker, const BlockId& id, int64_t task) const {
+void Packer::SurveyTokens(int32_t worker, const BlockId& id, int64_t task) const {
   float* scratch = Scratch(worker);
-  const Measured k =
-      ops.measure(KeyRows(id, args.k, plan.qk_dim), plan.dim_pad(), packed.k.mean + task * plan.dim_pad(), scratch);
+  const Survey k =
+      ops.survey(KeyRows(id, args.k, plan.qk_dim), plan.dim_pad(), packed.k.mean + task * plan.dim_pad(), scratch);
   packed.finite[task] = k.finite;
   packed.block_max[2 * task] = k.max_abs;
   packed.block_max[2 * task + 1] =
-      with_values ? ops.measure(KeyRows(id, args.v, plan.v_dim), plan.channels(), nullptr, scratch).max_abs : 0.0f;
+      with_values ? ops.survey(KeyRows(id, args.v, plan.v_dim), plan.channels(), nullptr, scratch).max_abs : 0.0f;
 }
 
 // Other units or another mean: no packed block is of use any more, also none beyond the keys of this call.
@@ -141,7 +139,7 @@ void Packer::ChooseCentre(int32_t worker, int64_t index, int64_t tokens) const {
   const int64_t first = plan.KeyBlock(index % plan.kv_heads, s, 0);
   if (packed.cache.centred != nullptr) {
     for (int64_t j = first; j < first + s.k_blocks; ++j) {
-      if (!IsStale(j)) MeasureTokens(worker, FindKeyBlock(plan, j), j);  // its mean gave way to its summary
+      if (!IsStale(j)) SurveyTokens(worker, FindKeyBlock(plan, j), j);  // its mean gave way to its summary
     }
     ForgetBlocks(first, s);
     packed.cache.centred[index] = tokens > 0 && with_values ? s.k_count : 0;
@@ -159,7 +157,7 @@ void Packer::ChooseCentre(int32_t worker, int64_t index, int64_t tokens) const {
 void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   const BlockId id = FindKeyBlock(plan, task);
   if (!IsNeeded(id) || !IsStale(task)) return;
-  const int64_t index = UnitIndex(id.sequence, id.head);
+  const int64_t index = plan.KvUnit(id.sequence, id.head);
   const KeyUnits units = packed.units[index];
   const QuantGrid& grid = plan.grid();
   const bool integer = plan.precision != SPARGE_PRECISION_FP32;
@@ -213,7 +211,7 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
 
 // How queries of one sequence and head become rows of the kernel; tokens and places are the caller's to fill in.
 PackRowsArgs QueryArgs(const Plan& plan, const Packed& packed, const BlockId& id) {
-  const int64_t index = id.sequence * plan.kv_heads + id.head / plan.heads_per_kv;
+  const int64_t index = plan.KvUnit(id.sequence, id.head / plan.heads_per_kv);
   const QuantGrid& grid = plan.grid();
   PackRowsArgs rows{};
   rows.dim_pad = plan.dim_pad();
@@ -244,8 +242,8 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
       RowsOf(plan, args.q, id.sequence, id.head, s.q_begin + id.block * kBlockQ, s.QueriesIn(id.block), plan.qk_dim);
   rows.out = reinterpret_cast<int32_t*>(packed.queries) + task * kBlockQ * plan.row_lanes();
   rows.scale = packed.q_factor + task * kBlockQ;
-  rows.mean = plan.predicts() ? packed.q.mean + task * plan.pools() * plan.dim_pad() : nullptr;
-  rows.pool_rows = plan.pool_rows();
+  rows.mean = plan.predicts() ? packed.q.mean + task * plan.predictor->pools * plan.dim_pad() : nullptr;
+  rows.pool_rows = plan.predictor->pool_rows();
   rows.similarity = packed.q.similarity + task;
   if (args.lse.data != nullptr) rows.shift_factor = plan.scale * kLog2e;
   rows.shift = packed.q_shift + task * kBlockQ;
@@ -289,36 +287,38 @@ Packed LayPacked(const Plan& plan, Arena& arena, Arena& cache) {
   const int64_t q_blocks = plan.q_heads * plan.all_q_blocks;
   Packed p{};
   LayKeys(plan, plan.cache_blocks > 0 ? cache : arena, p);
-  p.q.mean = arena.Take<float>(plan.predicts() ? q_blocks * plan.pools() * plan.dim_pad() : 0);
+  p.q.mean = arena.Take<float>(plan.predicts() ? q_blocks * plan.predictor->pools * plan.dim_pad() : 0);
   p.q.similarity = arena.Take<float>(q_blocks);
   p.queries = arena.Take<std::byte>(q_blocks * kBlockQ * plan.row_lanes() * kLaneBytes);
   p.q_factor = arena.Take<float>(q_blocks * kBlockQ);
   p.q_shift = arena.Take<float>(q_blocks * kBlockQ);
-  p.scratch = arena.Take<float>(plan.runtime.executor.workers * Packed::scratch_floats(plan));
+  p.scratch = arena.Take<float>(plan.machine.executor.workers * Packed::scratch_floats(plan));
   return p;
 }
 
-void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int64_t count, int32_t worker,
-               const QueryRows& out) {
-  const int64_t first = plan.QueryBlock(block.head, plan.sequences[block.sequence], block.block) * plan.pools();
+void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int64_t count, bool absolute,
+               int32_t worker, const QueryRows& out) {
+  const int64_t first =
+      plan.QueryBlock(block.head, plan.sequences[block.sequence], block.block) * plan.predictor->pools;
   const float* means = packed.q.mean + first * plan.dim_pad();
   PackRowsArgs rows = QueryArgs(plan, packed, block);
   rows.tokens = {reinterpret_cast<const std::byte*>(means), SPARGE_F32, plan.dim_pad(), count, plan.qk_dim};
   rows.out = reinterpret_cast<int32_t*>(out.rows);
   rows.scale = out.factor;
+  if (absolute) rows.shift_factor = plan.scale * kLog2e;
   rows.shift = out.shift;
   rows.scratch = packed.scratch + worker * Packed::scratch_floats(plan);
-  PackOpsFor(plan.runtime.isa)->rows(rows);
+  plan.machine.ops.pack->rows(rows);
 }
 
 uint64_t CacheKind(const std::vector<Plan>& plans) {
   uint64_t kind = 0x7370617267654B31;  // not 0: that is an empty cache
   for (const Plan& plan : plans) {
-    for (const int64_t part :
-         {int64_t{plan.precision}, static_cast<int64_t>(plan.runtime.isa), plan.batch(), plan.kv_heads, plan.qk_dim,
-          plan.v_dim, plan.cache_blocks, int64_t{SummarisesKeys(plan)}}) {
+    for (const int64_t part : {int64_t{plan.precision}, plan.batch(), plan.kv_heads, plan.qk_dim, plan.v_dim,
+                               plan.cache_blocks, int64_t{SummarisesKeys(plan)}}) {
       kind = Mix(kind, static_cast<uint64_t>(part));
     }
+    for (const char* c = plan.machine.isa; *c != '\0'; ++c) kind = Mix(kind, static_cast<unsigned char>(*c));
   }
   return kind;
 }
@@ -329,10 +329,10 @@ void EmptyCache(const Plan& plan, const Packed& packed) {
 
 KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
                        const Packed& packed) {
-  const Packer packer{plan, heads, args, packed, *PackOpsFor(plan.runtime.isa), with_values};
-  const sparge_executor& executor = plan.runtime.executor;
+  const Packer packer{plan, heads, args, packed, *plan.machine.ops.pack, with_values};
+  const sparge_executor& executor = plan.machine.executor;
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
-  ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.MeasureBlock(worker, task); });
+  ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.SurveyBlock(worker, task); });
   ForEach(executor, plan.batch() * plan.kv_heads,
           [&](int32_t worker, int64_t index) { packer.ChooseUnits(worker, index); });
   KeyBlockCounts counts{};
@@ -410,7 +410,7 @@ void PackDirect(const Plan& plan, const sparge_run_args& args, const Packed& pac
     rows.out = reinterpret_cast<float*>(packed.queries) + task * kBlockQ * plan.dim_pad();
     rows.factor = packed.q_factor + task * kBlockQ;
     rows.shift = packed.q_shift + task * kBlockQ;
-    PackOpsFor(plan.runtime.isa)->direct_rows(rows);
+    plan.machine.ops.pack->direct_rows(rows);
   }
 }
 

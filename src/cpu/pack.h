@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/base/arena.h"
-#include "src/problem/problem.h"
+#include "src/cpu/plan.h"
 
 namespace sparge::impl {
 
@@ -32,7 +32,7 @@ struct KeyCache {
   uint8_t* stale;      // per key block: to be packed in this call
 };
 
-// Everything packed. Blocks are indexed by Plan::QueryBlock and Plan::KeyBlock.
+// Everything packed. Blocks are indexed by Problem::QueryBlock and Problem::KeyBlock.
 struct Packed {
   // Keys and values: in the workspace, or in the caller's cache.
   KeyCache cache;
@@ -81,11 +81,12 @@ struct QueryRows {
   float* factor;    // per row
   float* shift;     // per row
 };
-// Pooled queries of one head, from the row of pools on, as the kernel takes them. `scratch`: a worker's of `packed`.
-void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int64_t count, int32_t worker,
-               const QueryRows& out);
+// Pooled queries of one head, from the block's first pool on, as the kernel takes them. `absolute`: the shift is
+// wanted.
+void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int64_t count, bool absolute,
+               int32_t worker, const QueryRows& out);
 
-// All packed blocks of a sequence and kv head, whose first one is Plan::KeyBlock `first`.
+// All packed blocks of a sequence and kv head, whose first one is Problem::KeyBlock `first`.
 KeyValueBlocks PackedBlocks(const Plan& plan, const Packed& packed, int64_t first);
 
 // The kernel's arguments for one packed query block, all but kept tiles, masked tiles, skip and state.

@@ -29,7 +29,7 @@ uint64_t ValuesOf(const PackValuesArgs& args) {
                                                     : PackValues<SPARGE_PRECISION_INT8>(args);
 }
 
-inline constexpr PackOps kPackOps{&Measure, &RowsOf, &ValuesOf, &PackDirectRows, &Checksum};
+inline constexpr PackOps kPackOps{&SurveyTokens, &RowsOf, &ValuesOf, &PackDirectRows, &Checksum};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sparge::impl
@@ -40,7 +40,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace sparge::impl {
 
-const PackOps* PackOpsFor(Isa isa) { SPARGE_RETURN_TABLE_OF(isa, kPackOps) }
+const PackOps* PackOpsOf(int64_t target) { SPARGE_RETURN_TABLE_OF(target, kPackOps) }
 
 }  // namespace sparge::impl
 #endif  // HWY_ONCE

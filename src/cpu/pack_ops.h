@@ -8,13 +8,12 @@
 #include <cstdint>
 
 #include "src/base/tokens.h"
-#include "src/cpu/isa.h"
 #include "src/cpu/kernel/kernel.h"
 
 namespace sparge::impl {
 
 // Largest magnitude over the finite tokens, their mean (if `mean` is not NULL) and their number.
-struct Measured {
+struct Survey {
   float max_abs;
   int32_t finite;
 };
@@ -91,7 +90,7 @@ inline uint64_t Mix(uint64_t sum, uint64_t number) {
 }
 
 struct PackOps {
-  Measured (*measure)(const TokenRows& tokens, int64_t dim_pad, float* mean, float* scratch);
+  Survey (*survey)(const TokenRows& tokens, int64_t dim_pad, float* mean, float* scratch);
   uint64_t (*rows)(const PackRowsArgs& args);      // bit t = token t is not finite (keys)
   uint64_t (*values)(const PackValuesArgs& args);  // likewise
   void (*direct_rows)(const DirectRowsArgs& args);
@@ -99,8 +98,8 @@ struct PackOps {
   uint64_t (*checksum)(const TokenRows& tokens);
 };
 
-// NULL if that instruction set was not compiled in.
-const PackOps* PackOpsFor(Isa isa);
+// Of one of Highway's targets; NULL if that was not compiled in.
+const PackOps* PackOpsOf(int64_t target);
 
 }  // namespace sparge::impl
 #endif  // SPARGE_SRC_CPU_PACK_OPS_H_

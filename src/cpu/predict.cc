@@ -1,93 +1,39 @@
-// Stage 1, rule by rule. In double throughout: it costs nothing here, and ties and sums come out as the rule says.
+// Stage 1: scores row by row, and hands the row to the rules of src/select.
 #include "src/cpu/predict.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
-#include <limits>
 
-#include "src/base/half.h"
 #include "src/base/threads.h"
-#include "src/cpu/select_ops.h"
+#include "src/cpu/visible_tiles.h"
+#include "src/select/select.h"
 
 namespace sparge::impl {
 namespace {
 
+// Masses that are kept at once: so much memory, or one head if that takes more.
+constexpr int64_t kStoreBytes = int64_t{16} << 20;
+
 // One row of tiles at work; the arrays have one entry per key block.
-struct Row : BlockId {
-  int64_t index;        // Plan::QueryBlock
-  int64_t first, last;  // queries
-  uint64_t* kept;       // bits
-  uint64_t* masked;     // bits or NULL
+struct Row : TileRows {
+  int64_t index;     // Problem::QueryBlock
+  uint64_t* kept;    // bits
+  uint64_t* masked;  // bits or NULL
   bool* visible;
+  int64_t eligible;
   double* score;   // of a tile: its mass, or the logarithm of that
-  bool logs;       // the latter
-  int32_t* order;  // candidates
+  int32_t* order;  // scratch
 };
-
-enum class MaskTile { kHidden, kPlain, kMixed };
-
-// Reads the mask over the pairs of a tile that are visible by position.
-template <class IsHidden, class IsPlain>
-MaskTile ClassifyPairs(const Visible& visible, const Row& row, Range keys, const IsHidden& hidden,
-                       const IsPlain& plain) {
-  bool any_visible = false;
-  bool all_plain = true;
-  for (int64_t i = row.first; i <= row.last; ++i) {
-    const Range seen = visible.KeysOf(i);
-    for (int64_t j = std::max(seen.begin, keys.begin); j < std::min(seen.end, keys.end); ++j) {
-      any_visible |= !hidden(i, j);
-      all_plain &= plain(i, j);
-    }
-    if (any_visible && !all_plain) return MaskTile::kMixed;
-  }
-  return !any_visible ? MaskTile::kHidden : all_plain ? MaskTile::kPlain : MaskTile::kMixed;
-}
-
-// What the mask does to one tile.
-MaskTile ClassifyTile(const Plan& plan, const sparge_run_args& args, const Row& row, Range keys) {
-  const Visible& visible = plan.sequences[row.sequence].visible;
-  const std::byte* base = MaskRow(plan, args.mask, row.sequence, row.head, 0);
-  const int64_t stride = args.mask.query_stride;
-  if (plan.mask == SPARGE_MASK_BOOL) {
-    const auto* mask = reinterpret_cast<const uint8_t*>(base);
-    return ClassifyPairs(
-        visible, row, keys, [&](int64_t i, int64_t j) { return mask[i * stride + j] == 0; },
-        [&](int64_t i, int64_t j) { return mask[i * stride + j] != 0; });
-  }
-  constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
-  const sparge_dtype dtype = plan.mask == SPARGE_MASK_ADD_F16 ? SPARGE_F16 : SPARGE_F32;
-  return ClassifyPairs(
-      visible, row, keys, [&](int64_t i, int64_t j) { return LoadElement(base, dtype, i * stride + j) == kMinusInf; },
-      [&](int64_t i, int64_t j) { return LoadElement(base, dtype, i * stride + j) == 0.0f; });
-}
-
-// Rule "visible". Returns the number of eligible tiles.
-int64_t FindVisible(const Plan& plan, const sparge_run_args& args, Row& row) {
-  const Sequence& s = plan.sequences[row.sequence];
-  const Range blocks = BlocksOf(s.visible.KeysOfAny(row.first, row.last), kBlockK);
-  int64_t eligible = 0;
-  for (int64_t j = 0; j < s.k_blocks; ++j) {
-    row.visible[j] = j >= blocks.begin && j < blocks.end;
-    if (row.visible[j] && row.masked != nullptr) {
-      const MaskTile tile = ClassifyTile(plan, args, row, {j * kBlockK, (j + 1) * kBlockK});
-      row.visible[j] = tile != MaskTile::kHidden;
-      if (tile == MaskTile::kMixed) SetBit(row.masked, j);
-    }
-    eligible += row.visible[j];
-  }
-  return eligible;
-}
 
 // Rule "score" of the paper: what attention would give the mean query and the mean key, softcap and slope included.
 void ScoreMeans(const Plan& plan, const Packed& packed, const Row& row) {
-  const Sequence& s = plan.sequences[row.sequence];
-  const int64_t kv_head = row.head / plan.heads_per_kv;
-  const int64_t unit = row.sequence * plan.kv_heads + kv_head;
+  const Sequence& s = plan.sequences[row.id.sequence];
+  const int64_t kv_head = row.id.head / plan.heads_per_kv;
+  const int64_t unit = plan.KvUnit(row.id.sequence, kv_head);
   const float* query = packed.q.mean + row.index * plan.dim_pad();
   const double to_score = plan.scale * packed.units[unit].k_unit;
-  const PredictOps& ops = *PredictOpsFor(plan.runtime.isa);
+  const SelectOps& ops = *plan.machine.ops.select;
   double shift = 0;
   if (plan.softcap > 0) ops.dots(query, packed.key_mean + unit * plan.dim_pad(), plan.dim_pad(), 1, &shift);
   shift *= plan.scale;
@@ -100,172 +46,73 @@ void ScoreMeans(const Plan& plan, const Packed& packed, const Row& row) {
     if (plan.softcap > 0) score = plan.softcap * std::tanh((score + shift) / plan.softcap);
     if (!plan.alibi_slopes.empty()) {
       const double middle = static_cast<double>(j * kBlockK) + 0.5 * static_cast<double>(s.KeysIn(j) - 1);
-      score -= static_cast<double>(plan.alibi_slopes[row.head]) * std::fabs(position - middle);
+      score -= static_cast<double>(plan.alibi_slopes[row.id.head]) * std::fabs(position - middle);
     }
     row.score[j] = score;
   }
 }
 
-// Most probable first, ties by lower index.
-auto ByRank(const Row& row) {
-  return [score = row.score](int32_t a, int32_t b) { return score[a] != score[b] ? score[a] > score[b] : a < b; };
-}
-
-// How many of the candidates hold the mass tau, at least 1; these come out first. row.score: their probabilities.
-int64_t TakeMass(const Row& row, int64_t count, double tau) {
-  // Halving finds where the mass is reached without sorting all: the tiles before `begin` are needed and hold `mass`,
-  // those from `end` on are not.
-  constexpr int64_t kFew = 32;
-  int64_t begin = 0, end = count;
-  double mass = 0;
-  while (end - begin > kFew) {
-    const int64_t middle = begin + (end - begin) / 2;
-    std::nth_element(row.order + begin, row.order + middle, row.order + end, ByRank(row));
-    double half = mass;
-    for (int64_t c = begin; c < middle; ++c) half += row.score[row.order[c]];
-    if (half >= tau) {
-      end = middle;
-    } else {
-      begin = middle;
-      mass = half;
-    }
-  }
-  std::sort(row.order + begin, row.order + end, ByRank(row));
-  while (mass < tau && begin < end) mass += row.score[row.order[begin++]];
-  return std::max<int64_t>(begin, 1);
-}
-
-// Puts the masses of the candidates side by side into row.score, such that they sum to 1. Returns the largest.
-double GatherMasses(const Row& row, int64_t count) {
-  double top = -std::numeric_limits<double>::infinity();
-  for (int64_t c = 0; c < count; ++c) top = std::max(top, row.score[row.order[c]]);
-  if (!(top > 0) && !row.logs) {  // pooled queries that are all zeros or not finite tell nothing: all are alike
-    std::fill_n(row.score, count, 1.0 / static_cast<double>(count));
-    return row.score[0];
-  }
-  double sum = 0;
-  for (int64_t c = 0; c < count; ++c) {  // c <= order[c], so nothing is overwritten that is still needed
-    const double score = row.score[row.order[c]];
-    row.score[c] = row.logs ? std::exp(score - top) : score;
-    sum += row.score[c];
-  }
-  for (int64_t c = 0; c < count; ++c) row.score[c] /= sum;
-  return (row.logs ? 1.0 : top) / sum;
-}
-
-// Keeps the smallest set of candidates that holds the mass tau. Which of two tiles is more probable cannot be foreseen,
-// and branches on it cost more than all the rest; so a border is found first by adding up vectors: tiles from `high` on
-// hold less than tau, tiles from `low` on hold it. Only those between have to be ranked.
-void KeepMass(const PredictOps& ops, const Row& row, int64_t count, double tau) {
-  const double largest = GatherMasses(row, count);
-  // Tiles below a fair share of 1 - tau hold less than that together; the margin is for rounding.
-  double low = std::min(0.999 * (1 - tau) / static_cast<double>(count), largest);
-  double high = 2;
-  constexpr int kSteps = 12;  // narrows a factor of 10^4 to 0.3 %
-  for (int step = 0; step < kSteps; ++step) {
-    const double middle = std::sqrt(low * high);
-    (middle <= largest && ops.mass_from(row.score, count, middle) >= tau ? low : high) = middle;
-  }
-  double mass = 0;
-  int64_t between = 0;
-  for (int64_t c = 0; c < count; ++c) {  // without branches, too
-    const double p = row.score[c];
-    const int32_t tile = row.order[c];
-    const bool sure = p >= high;
-    row.kept[tile / 64] |= static_cast<uint64_t>(sure) << (tile % 64);
-    mass += sure ? p : 0.0;
-    row.score[between] = p;
-    row.order[between] = tile;
-    between += p >= low && !sure;
-  }
-  for (int64_t c = between - 1; c >= 0; --c) row.score[row.order[c]] = row.score[c];  // by tile again
-  if (between == 0 || (mass >= tau && mass > 0)) return;
-  const int64_t take = TakeMass(row, between, tau - mass);
-  for (int64_t c = 0; c < take; ++c) SetBit(row.kept, row.order[c]);
-}
-
-// Keeps the candidates whose mass reaches the floor, and the best one in any case.
-void KeepFloor(const Row& row, int64_t count, double floor) {
-  const double least = std::min(floor, GatherMasses(row, count));
-  for (int64_t c = 0; c < count; ++c) {
-    const int32_t tile = row.order[c];
-    row.kept[tile / 64] |= static_cast<uint64_t>(row.score[c] >= least) << (tile % 64);
-  }
-}
-
-// Rule "select". Candidates are the visible tiles of self-similar key blocks.
-void SelectTiles(const Plan& plan, const sparge_head_params& params, const Row& row, int64_t candidates,
-                 int64_t eligible) {
-  if (candidates == 0) return;
-  if ((plan.select == SPARGE_SELECT_FLOOR || plan.measures()) && params.tau < 1) {
-    return KeepFloor(row, candidates, MassFloor(params.tau, eligible));
-  }
-  if (plan.select == SPARGE_SELECT_CDF && params.tau < 1) {
-    return KeepMass(*PredictOpsFor(plan.runtime.isa), row, candidates, params.tau);
-  }
-  int64_t take = candidates;
-  if (plan.select == SPARGE_SELECT_TOPK) {
-    const auto wanted = static_cast<int64_t>(std::ceil(params.topk * static_cast<double>(eligible)));
-    take = std::clamp<int64_t>(wanted, 1, candidates);
-    // Scores have the order of their probabilities, and which tiles come first needs no order among them.
-    std::nth_element(row.order, row.order + take - 1, row.order + candidates, ByRank(row));
-  }
-  for (int64_t c = 0; c < take; ++c) SetBit(row.kept, row.order[c]);
-}
-
-// Rule "force" for what does not depend on similarity: diagonal and sink.
-void ForceDiagonalAndSink(const Plan& plan, const Row& row) {
-  const Visible& visible = plan.sequences[row.sequence].visible;
-  const Range diagonal = BlocksOf(visible.Diagonal(row.first, row.last), kBlockK);
-  for (int64_t j = diagonal.begin; j < diagonal.end; ++j) {
-    if (row.visible[j]) SetBit(row.kept, j);
-  }
-  if (plan.keep_sink && row.visible[0]) SetBit(row.kept, 0);
-}
-
-// Rule "score". `i`: the row's place among those whose pools were measured together.
-void ScoreTiles(const Plan& plan, const Packed& packed, const BlockMap& map, int32_t worker, int64_t i, Row& row) {
-  row.logs = plan.predictor == SPARGE_PREDICT_PAPER;
-  if (row.logs) {
+// Rule "score". `i`: the row's place among those whose pools were judged together.
+void ScoreTiles(const Plan& plan, const sparge_run_args& args, const Packed& packed, const Stage1& memory,
+                int32_t worker, int64_t i, const Row& row) {
+  if (plan.predictor->scores_are_logs) {
     ScoreMeans(plan, packed, row);
   } else {
-    PooledRow(plan, map.pooled, row, i, worker, row.visible, row.score);
+    RowMasses(plan, args, memory.pools, row.id, i, worker, row.visible, row.score);
   }
 }
 
 // A head that keeps all tiles needs no masses, unless somebody wants to look at them.
 bool NeedsScores(const Plan& plan, const sparge_head_params& params, const sparge_run_args& args) {
-  return plan.predicts() && (plan.select == SPARGE_SELECT_TOPK || params.tau < 1 || args.mass_out != nullptr);
+  const bool looked_at = args.mass_out != nullptr || args.pool_lse_out != nullptr;
+  return plan.predicts() && (plan.select == SPARGE_SELECT_TOPK || params.tau < 1 || looked_at);
 }
 
-// The rules together, for a plan that predicts and a row that has been scored if it needs that.
-void PredictRow(const Plan& plan, const sparge_head_params& params, const Packed& packed, const Row& row,
-                int64_t eligible) {
-  const Sequence& s = plan.sequences[row.sequence];
-  const bool means = plan.predictor == SPARGE_PREDICT_PAPER;
-  const float* k_similarity = packed.k.similarity + plan.KeyBlock(row.head / plan.heads_per_kv, s, 0);
-  const bool in_tail = row.last >= s.q_count - plan.dense_tail;
-  const bool query_alike = !in_tail && packed.q.similarity[row.index] > params.theta;
-  int64_t candidates = 0;
-  for (int64_t j = 0; j < s.k_blocks; ++j) {
-    if (!row.visible[j]) continue;
-    const bool trusted = query_alike && (!means || k_similarity[j] > params.theta);
-    if (trusted) row.order[candidates++] = static_cast<int32_t>(j);
-    if (!trusted) SetBit(row.kept, j);  // a mean tells nothing about it: compute
-  }
-  SelectTiles(plan, params, row, candidates, eligible);
-  ForceDiagonalAndSink(plan, row);
+// The tiles that the row sees: those that are visible here, or of all keys if these are a part.
+int64_t SeenTiles(const Plan& plan, const Row& row) {
+  if (!plan.is_part()) return row.eligible;
+  Visible whole = plan.sequences[row.id.sequence].visible;
+  whole.keys = plan.place.all_keys;
+  whole.offset += plan.place.first_key;
+  const Range blocks = BlocksOf(whole.KeysOfAny(row.first, row.last), kBlockK);
+  return blocks.end - blocks.begin;
+}
+
+RowRule RuleFor(const Plan& plan, const sparge_head_params& params, const Packed& packed, const Row& row) {
+  const Sequence& s = plan.sequences[row.id.sequence];
+  const int64_t first_key_block = plan.KeyBlock(row.id.head / plan.heads_per_kv, s, 0);
+  // The last queries of all are none of this part if so many come after it.
+  const int64_t queries_after = plan.place.all_queries - plan.place.first_query - plan.q_tokens;
+  const bool in_tail = row.last >= s.q_count + queries_after - plan.dense_tail;
+  RowRule rule{};
+  rule.select = plan.calibrates() ? SPARGE_SELECT_FLOOR : plan.select;
+  rule.params = params;
+  rule.query_alike = !in_tail && packed.q.similarity[row.index] > params.theta;
+  rule.k_similarity = plan.predictor->summarises_keys ? packed.k.similarity + first_key_block : nullptr;
+  rule.visible = SeenTiles(plan, row);
+  rule.diagonal = BlocksOf(s.visible.Diagonal(row.first, row.last), kBlockK);
+  rule.keep_sink = plan.keep_sink && plan.place.first_key == 0;
+  rule.mass_from = plan.machine.ops.select->mass_from;
+  return rule;
+}
+
+// Rules "select" and "force", for a row that has been scored if it needs that.
+void SelectTiles(const Plan& plan, const sparge_head_params& params, const Packed& packed, const Row& row) {
+  const RowScores scores{plan.sequences[row.id.sequence].k_blocks, row.visible,    row.eligible, row.score,
+                         plan.predictor->scores_are_logs,          plan.is_part(), row.order};
+  SelectRow(RuleFor(plan, params, packed, row), scores, row.kept);
 }
 
 // The predicted share of each visible tile, for who wants to look at it.
 void WriteMasses(const Plan& plan, const Row& row, float* out) {
-  const Sequence& s = plan.sequences[row.sequence];
+  const bool logs = plan.predictor->scores_are_logs;
+  const Sequence& s = plan.sequences[row.id.sequence];
   double top = 0, sum = 0;
-  for (int64_t j = 0; row.logs && j < s.k_blocks; ++j) {
+  for (int64_t j = 0; logs && j < s.k_blocks; ++j) {
     if (row.visible[j]) top = std::max(sum++ == 0 ? row.score[j] : top, row.score[j]);
   }
   const auto mass = [&](int64_t j) {
-    return !row.visible[j] ? 0.0 : row.logs ? std::exp(row.score[j] - top) : row.score[j];
+    return !row.visible[j] ? 0.0 : logs ? std::exp(row.score[j] - top) : row.score[j];
   };
   sum = 0;
   for (int64_t j = 0; j < s.k_blocks; ++j) sum += mass(j);
@@ -274,10 +121,11 @@ void WriteMasses(const Plan& plan, const Row& row, float* out) {
 
 // For a plan that does not: all visible tiles, or those of the caller's map.
 void CopyRow(const Plan& plan, const sparge_run_args& args, const Row& row) {
-  const Sequence& s = plan.sequences[row.sequence];
+  const Sequence& s = plan.sequences[row.id.sequence];
   const uint8_t* map = nullptr;
   if (plan.select == SPARGE_SELECT_MAP) {
-    map = args.map + row.sequence * args.map_batch_stride + row.head * args.map_head_stride + row.block * plan.k_blocks;
+    map = args.map + row.id.sequence * args.map_batch_stride + row.id.head * args.map_head_stride +
+          row.id.block * plan.k_blocks;
   }
   for (int64_t j = 0; j < s.k_blocks; ++j) {
     if (row.visible[j] && (map == nullptr || map[j] != 0)) SetBit(row.kept, j);
@@ -290,84 +138,164 @@ int64_t ScratchBytes(const Plan& plan) {
                  Arena::kAlignment);
 }
 
-Row MakeRow(const Plan& plan, const BlockMap& map, int32_t worker, int64_t index) {
+// The row of the map, with scratch of the worker.
+Row RowAt(const Plan& plan, const Stage1& memory, const BlockMap& map, int32_t worker, int64_t index) {
   Row row{};
   row.index = index;
-  static_cast<BlockId&>(row) = FindQueryBlock(plan, index);
-  const Sequence& s = plan.sequences[row.sequence];
-  row.first = row.block * kBlockQ;
-  row.last = row.first + s.QueriesIn(row.block) - 1;
-  row.kept = map.kept + index * map.words;
-  row.masked = map.masked == nullptr ? nullptr : map.masked + index * map.words;
-  std::byte* scratch = map.scratch + worker * ScratchBytes(plan);
+  row.id = FindQueryBlock(plan, index);
+  row.first = row.id.block * kBlockQ;
+  row.last = row.first + plan.sequences[row.id.sequence].QueriesIn(row.id.block) - 1;
+  row.kept = map.KeptRow(index);
+  row.masked = map.MaskedRow(index);
+  std::byte* scratch = memory.scratch + worker * ScratchBytes(plan);
   row.score = reinterpret_cast<double*>(reinterpret_cast<uint64_t*>(scratch) + 2 * map.words);
   row.order = reinterpret_cast<int32_t*>(row.score + plan.k_blocks);
   row.visible = reinterpret_cast<bool*>(row.order + plan.k_blocks);
   return row;
 }
 
-}  // namespace
-
-BlockMap LayBlockMap(const Plan& plan, Arena& arena) {
-  const int64_t rows = plan.q_heads * plan.all_q_blocks;
-  BlockMap map{};
-  map.words = CeilDiv(plan.k_blocks, 64);
-  map.kept = arena.Take<uint64_t>(rows * map.words);
-  map.masked = plan.mask == SPARGE_MASK_NONE ? nullptr : arena.Take<uint64_t>(rows * map.words);
-  map.eligible = arena.Take<int64_t>(rows);
-  map.computed = arena.Take<int64_t>(rows);
-  map.pooled = LayPooled(plan, arena);
-  map.scratch = arena.Take<std::byte>(plan.runtime.executor.workers * ScratchBytes(plan));
-  return map;
+// The same with empty bits, and what it sees.
+Row NewRow(const Plan& plan, const sparge_run_args& args, const Stage1& memory, const BlockMap& map, int32_t worker,
+           int64_t index) {
+  Row row = RowAt(plan, memory, map, worker, index);
+  std::fill_n(row.kept, map.words, uint64_t{0});
+  if (row.masked != nullptr) std::fill_n(row.masked, map.words, uint64_t{0});
+  row.eligible = FindVisible(plan, args, row, row.visible, row.masked);
+  return row;
 }
 
-void PredictAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Packed& packed,
-                const BlockMap& map) {
-  const bool pools = plan.predicts() && plan.predictor == SPARGE_PREDICT_KEYS;
+void CountRow(const BlockMap& map, const Row& row) {
+  map.eligible[row.index] = row.eligible;
+  map.computed[row.index] = 0;
+  for (int64_t w = 0; w < map.words; ++w) map.computed[row.index] += std::popcount(row.kept[w]);
+}
+
+void Save(const Plan& plan, const Row& row, float* to) {
+  for (int64_t j = 0; j < plan.sequences[row.id.sequence].k_blocks; ++j) {
+    to[j] = row.visible[j] ? static_cast<float>(row.score[j]) : MassStore::kHidden;
+  }
+}
+
+void Load(const Plan& plan, const float* from, Row& row) {
+  row.eligible = 0;
+  for (int64_t j = 0; j < plan.sequences[row.id.sequence].k_blocks; ++j) {
+    row.visible[j] = from[j] != MassStore::kHidden;
+    row.score[j] = static_cast<double>(from[j]);
+    row.eligible += row.visible[j];
+  }
+}
+
+// take(worker, row, scored) for every row of the heads of a range that `wants(head)`, scored if `scores(head)`.
+template <class Wants, class Scores, class Take>
+void ForEachScoredRow(const Plan& plan, HeadRange range, const sparge_run_args& args, const Packed& packed,
+                      const Stage1& memory, const BlockMap& map, const Wants& wants, const Scores& scores,
+                      const Take& take) {
+  const bool pools = plan.predicts() && !plan.predictor->scores_are_logs;
   const int64_t together = pools ? PooledBlocks(plan) : 1;
-  ForEach(plan.runtime.executor, plan.q_heads * plan.all_q_blocks, [&](int32_t worker, int64_t index) {
+  const int64_t first_row = range.begin * plan.all_q_blocks;
+  ForEach(plan.machine.executor, (range.end - range.begin) * plan.all_q_blocks, [&](int32_t worker, int64_t task) {
+    const int64_t index = first_row + task;
     const BlockId id = FindQueryBlock(plan, index);
-    if (id.block % together != 0) return;  // done with the first of its kind
+    if (!wants(id.head) || id.block % together != 0) return;  // else done with the first of its kind
     const int64_t blocks = std::min(together, plan.sequences[id.sequence].q_blocks - id.block);
-    const bool active = heads.active[id.head] != 0;
-    const bool scored = NeedsScores(plan, heads.params[id.head], args);
-    if (active && pools && scored) MeasurePools(plan, packed, id, blocks, worker, map.pooled);
+    const bool scored = scores(id.head);
+    if (pools && scored) PoolMasses(plan, args, packed, id, blocks, worker, memory.pools);
     for (int64_t i = 0; i < blocks; ++i) {
-      map.eligible[index + i] = map.computed[index + i] = 0;
-      if (!active) continue;
-      Row row = MakeRow(plan, map, worker, index + i);
-      std::fill_n(row.kept, map.words, 0);
-      if (row.masked != nullptr) std::fill_n(row.masked, map.words, 0);
-      const int64_t eligible = FindVisible(plan, args, row);
-      if (!plan.predicts()) {
-        CopyRow(plan, args, row);
-      } else if (eligible > 0) {
-        if (scored) ScoreTiles(plan, packed, map, worker, i, row);
-        if (args.mass_out != nullptr) WriteMasses(plan, row, args.mass_out + TileRow(plan, row));
-        PredictRow(plan, heads.params[id.head], packed, row, eligible);
-      }
-      map.eligible[index + i] = eligible;
-      for (int64_t w = 0; w < map.words; ++w) map.computed[index + i] += std::popcount(row.kept[w]);
+      const Row row = NewRow(plan, args, memory, map, worker, index + i);
+      if (scored && row.eligible > 0) ScoreTiles(plan, args, packed, memory, worker, i, row);
+      take(row, scored);
     }
   });
 }
 
-RankedRow RankRow(const Plan& plan, const sparge_run_args& args, const Packed& packed, const BlockMap& map,
-                  int32_t worker, int64_t index) {
-  Row row = MakeRow(plan, map, worker, index);
+// Rows of heads that are not computed here have nothing to count.
+void ClearCounts(const Plan& plan, HeadRange range, const uint8_t* active, const BlockMap& map) {
+  for (int64_t h = range.begin; h < range.end; ++h) {
+    if (active[h]) continue;
+    std::fill_n(map.eligible + h * plan.all_q_blocks, plan.all_q_blocks, int64_t{0});
+    std::fill_n(map.computed + h * plan.all_q_blocks, plan.all_q_blocks, int64_t{0});
+  }
+}
+
+}  // namespace
+
+Stage1 LayStage1(const Plan& plan, Arena& arena) {
+  Stage1 memory{};
+  memory.pools = LayPoolMemory(plan, arena);
+  memory.scratch = arena.Take<std::byte>(plan.machine.executor.workers * ScratchBytes(plan));
+  if (!plan.calibrates()) return memory;
+  MassStore& store = memory.store;
+  store.stride = plan.k_blocks;
+  store.rows_per_head = plan.all_q_blocks;
+  const int64_t floats_per_head = store.rows_per_head * store.stride;
+  const int64_t fit = kStoreBytes / std::max<int64_t>(floats_per_head * static_cast<int64_t>(sizeof(float)), 1);
+  store.heads = std::clamp<int64_t>(fit, 1, plan.q_heads);
+  store.mass = arena.Take<float>(store.heads * floats_per_head);
+  store.scored = arena.Take<uint8_t>(plan.q_heads);
+  return memory;
+}
+
+void PredictAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Packed& packed,
+                const Stage1& memory, const BlockMap& map) {
+  const HeadRange all{0, plan.q_heads};
+  ClearCounts(plan, all, heads.active, map);
+  ForEachScoredRow(
+      plan, all, args, packed, memory, map, [&](int64_t head) { return heads.active[head] != 0; },
+      [&](int64_t head) { return NeedsScores(plan, heads.params[head], args); },
+      [&](const Row& row, bool) {
+        if (!plan.predicts()) {
+          CopyRow(plan, args, row);
+        } else if (row.eligible > 0) {
+          if (args.mass_out != nullptr) WriteMasses(plan, row, args.mass_out + TileRow(plan, row.id));
+          SelectTiles(plan, heads.params[row.id.head], packed, row);
+        }
+        CountRow(map, row);
+      });
+}
+
+void ScoreHeads(const Plan& plan, HeadRange range, const sparge_run_args& args, const Packed& packed,
+                const Stage1& memory, const BlockMap& map) {
+  ForEachScoredRow(
+      plan, range, args, packed, memory, map, [&](int64_t head) { return memory.store.scored[head] != 0; },
+      [](int64_t) { return true; }, [&](const Row& row, bool) { Save(plan, row, memory.store.Row(row.index)); });
+}
+
+void SelectHeads(const Plan& plan, const HeadChoice& heads, HeadRange range, const sparge_run_args& args,
+                 const Packed& packed, const Stage1& memory, const BlockMap& map) {
+  ClearCounts(plan, range, heads.active, map);
+  const int64_t first_row = range.begin * plan.all_q_blocks;
+  ForEach(plan.machine.executor, (range.end - range.begin) * plan.all_q_blocks, [&](int32_t worker, int64_t task) {
+    const int64_t index = first_row + task;
+    const int64_t head = index / plan.all_q_blocks;
+    if (!heads.active[head]) return;
+    Row row = RowAt(plan, memory, map, worker, index);
+    if (memory.store.scored[head]) {
+      Load(plan, memory.store.Row(index), row);
+    } else {
+      row = NewRow(plan, args, memory, map, worker, index);
+    }
+    if (row.eligible > 0) SelectTiles(plan, heads.params[head], packed, row);
+    CountRow(map, row);
+  });
+}
+
+RankedRow RankRow(const Plan& plan, const Stage1& memory, const BlockMap& map, int32_t worker, int64_t index) {
+  Row row = RowAt(plan, memory, map, worker, index);
   // Two threads may look at the same row at once: its bits are the worker's own.
-  row.kept = reinterpret_cast<uint64_t*>(map.scratch + worker * ScratchBytes(plan));
-  if (row.masked != nullptr) row.masked = row.kept + map.words;
-  std::fill_n(row.kept, 2 * map.words, 0);
-  FindVisible(plan, args, row);
-  MeasurePools(plan, packed, row, 1, worker, map.pooled);
-  ScoreTiles(plan, packed, map, worker, 0, row);
-  ForceDiagonalAndSink(plan, row);
+  row.kept = reinterpret_cast<uint64_t*>(memory.scratch + worker * ScratchBytes(plan));
+  std::fill_n(row.kept, map.words, uint64_t{0});
+  Load(plan, memory.store.Row(index), row);
+  RowRule rule{};
+  const Visible& visible = plan.sequences[row.id.sequence].visible;
+  rule.diagonal = BlocksOf(visible.Diagonal(row.first, row.last), kBlockK);
+  rule.keep_sink = plan.keep_sink;
+  ForceTiles(rule, row.visible, row.kept);
   int64_t count = 0;
-  for (int64_t j = 0; j < plan.sequences[row.sequence].k_blocks; ++j) {
+  for (int64_t j = 0; j < plan.sequences[row.id.sequence].k_blocks; ++j) {
     if (row.visible[j]) row.order[count++] = static_cast<int32_t>(j);
   }
-  std::sort(row.order, row.order + count, ByRank(row));
+  std::sort(row.order, row.order + count,
+            [score = row.score](int32_t a, int32_t b) { return score[a] != score[b] ? score[a] > score[b] : a < b; });
   return {count, row.order, row.score, row.kept, row.masked};
 }
 

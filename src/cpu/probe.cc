@@ -5,11 +5,11 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <numeric>
 
 #include "src/base/threads.h"
 #include "src/cpu/pack_ops.h"
 #include "src/cpu/probe_ops.h"
+#include "src/select/select.h"
 
 namespace sparge::impl {
 namespace {
@@ -17,20 +17,15 @@ namespace {
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 // What is left of a row's sum below this share of all of it is rounding: the row has lost every tile.
 constexpr float kNothingLeft = 1e-6f;
-// One sample in so many is compared with fp32, which costs as much again; at least one of a call, at most two.
-constexpr int64_t kRoundingOneIn = 6;
-
-// Rows of a sample. Fewer would be dearer by the row, and more say less by the row: neighbours are alike.
 constexpr int64_t kSampleGroups = 2;
-int64_t SampleRows(const Plan& plan) { return kSampleGroups * plan.runtime.kernels->group_rows; }
 
 int64_t DropsOf(const Plan& plan) { return plan.k_blocks * kSampleGroups; }
 
 // One worker's part of the memory.
-Measuring OfWorker(const Plan& plan, const Measuring& all, int32_t worker) {
+ProbeMemory OfWorker(const Plan& plan, const ProbeMemory& all, int32_t worker) {
   const int64_t rows = SampleRows(plan);
   const int64_t tile_rows = plan.k_blocks * rows;
-  Measuring mine = all;
+  ProbeMemory mine = all;
   mine.o += worker * tile_rows * plan.channels();
   mine.m += worker * tile_rows;
   mine.l += worker * tile_rows;
@@ -45,17 +40,17 @@ Measuring OfWorker(const Plan& plan, const Measuring& all, int32_t worker) {
 // One sample at work.
 class Probe {
  public:
-  Probe(const Plan& plan, const sparge_run_args& args, const Packed& packed, const BlockMap& map,
-        const Measuring& memory, int32_t worker, const Sample& sample)
+  Probe(const Plan& plan, const sparge_run_args& args, const Packed& packed, const Stage1& stage1, const BlockMap& map,
+        const ProbeMemory& memory, int32_t worker, const Sample& sample)
       : plan_(plan),
         args_(args),
-        ops_(*MeasureOpsFor(plan.runtime.isa)),
+        ops_(*plan.machine.ops.probe),
         my_(OfWorker(plan, memory, worker)),
         sample_(sample),
         id_(FindQueryBlock(plan, sample.row)),
         channels_(plan.channels()),
         similarity_(packed.q.similarity[sample.row]),
-        ranked_(RankRow(plan, args, packed, map, worker, sample.row)),
+        ranked_(RankRow(plan, stage1, map, worker, sample.row)),
         kernel_(BlockArgs(plan, args, packed, id_)) {
     QueryBlock& query = kernel_.query;
     const int64_t skipped = sample.first_row;
@@ -68,11 +63,10 @@ class Probe {
     kernel_.rule.mask = MaskRow(plan, args.mask, id_.sequence, id_.head, query.first);
     kernel_.masked_tiles = ranked_.masked;
     kernel_.skip = std::numeric_limits<float>::infinity();
-    const int64_t unit = id_.sequence * plan.kv_heads + id_.head / plan.heads_per_kv;
-    value_unit_ = static_cast<float>(packed.units[unit].v_unit);
+    value_unit_ = static_cast<float>(packed.units[plan.KvUnit(id_.sequence, id_.head / plan.heads_per_kv)].v_unit);
   }
 
-  void Measure(SampleResult& result) {
+  void Run(SampleResult& result) {
     result = {};
     AttendTiles();
     if (!FindDense(result)) return;
@@ -94,16 +88,11 @@ class Probe {
       kernel_.kept = ranked_.order + t;
       kernel_.kept_count = 1;
       kernel_.state = {O(t), M(t), L(t)};
-      plan_.runtime.kernels->attend[plan_.precision](kernel_);
+      plan_.kernel().attend[plan_.precision](kernel_);
     }
   }
 
-  // The sink logit of the head relative to the scores of a row, log2 units; -inf without one.
-  float SinkOf(float shift) const {
-    if (plan_.sink_logits.empty()) return kMinusInf;
-    const double missing = plan_.softcap > 0 ? 0.0 : static_cast<double>(shift);
-    return static_cast<float>(static_cast<double>(plan_.sink_logits[id_.head]) * kLog2e - missing);
-  }
+  float SinkOf(float shift) const { return static_cast<float>(SinkLogit(plan_, id_.head, shift)); }
 
   // Brings the tiles to a common maximum per row, so that from here on results are plain sums; then the dense result.
   // Returns false if there is nothing to measure.
@@ -195,7 +184,7 @@ class Probe {
     }
     std::sort(my_.kept, my_.kept + kept, [&](int32_t a, int32_t b) { return ranked_.order[a] < ranked_.order[b]; });
     const int64_t drops = FindDrops(kept);
-    const int64_t group_rows = plan_.runtime.kernels->group_rows;
+    const int64_t group_rows = plan_.kernel().group_rows;
     const int64_t groups = CeilDiv(rows_, group_rows);
     int64_t dropped = 0;
     for (int i = 0; i < kSkips; ++i) {
@@ -211,7 +200,7 @@ class Probe {
 
   // The pairs that some lambda of the grid drops, the first to go first. Returns their number.
   int64_t FindDrops(int64_t kept) {
-    const int64_t group_rows = plan_.runtime.kernels->group_rows;
+    const int64_t group_rows = plan_.kernel().group_rows;
     float running[kBlockQ];
     std::fill_n(running, rows_, kMinusInf);
     int64_t count = 0;
@@ -234,7 +223,7 @@ class Probe {
 
   // The first row group in fp32, straight from the tensors, against the dense result of the plan's precision.
   void Round(SampleResult& result) {
-    const int64_t count = std::min<int64_t>(plan_.runtime.kernels->group_rows, rows_);
+    const int64_t count = std::min<int64_t>(plan_.kernel().group_rows, rows_);
     const Sequence& s = plan_.sequences[id_.sequence];
     float factor[kBlockQ], shift[kBlockQ], m[kBlockQ], l[kBlockQ], by[kBlockQ];
     DirectRowsArgs rows{};
@@ -244,7 +233,7 @@ class Probe {
     rows.out = my_.queries;
     rows.factor = factor;
     rows.shift = shift;
-    PackOpsFor(plan_.runtime.isa)->direct_rows(rows);
+    plan_.machine.ops.pack->direct_rows(rows);
     KernelArgs k = kernel_;
     k.query = {reinterpret_cast<const std::byte*>(my_.queries),
                plan_.dim_pad(),
@@ -258,7 +247,7 @@ class Probe {
     k.kept = my_.kept;
     k.kept_count = ranked_.count;
     k.state = {my_.sum, m, l};
-    plan_.runtime.kernels->attend_direct(k);
+    plan_.kernel().attend_direct(k);
     for (int64_t r = 0; r < count; ++r) {
       const float sink = SinkOf(0.0f);
       const float all = l[r] + (l[r] > 0 ? std::exp2(sink - m[r]) : 0.0f);
@@ -273,8 +262,8 @@ class Probe {
 
   const Plan& plan_;
   const sparge_run_args& args_;
-  const MeasureOps& ops_;
-  const Measuring my_;
+  const ProbeOps& ops_;
+  const ProbeMemory my_;
   const Sample& sample_;
   const BlockId id_;
   const int64_t channels_;
@@ -289,46 +278,15 @@ class Probe {
   float l_[kBlockQ];        // per row: sum of the result at work
 };
 
-// A number that looks random and depends on what is given only (the finaliser of splitmix64), as a share of 1.
-double Chance(uint64_t seed, uint64_t call, uint64_t head, uint64_t which) {
-  uint64_t z = seed + 0x9e3779b97f4a7c15u * (1 + which + 0x10001 * head + 0x100000007 * call);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
-}
-
-// Steps through `count` parts such that any few in a row are spread over all of them, and each comes once: the golden
-// section. A calibration looks at its latest samples, and in causal attention late queries are unlike early ones.
-int64_t Stride(int64_t count) {
-  auto stride = std::max<int64_t>(1, std::llround(0.618 * static_cast<double>(count)));
-  while (std::gcd(stride, count) != 1) ++stride;
-  return stride;
-}
-
-// The sample that belongs to the given query of a head, counted through all sequences.
-Sample SampleAt(const Plan& plan, int64_t head, int64_t query) {
-  size_t sequence = 0;
-  while (query >= plan.sequences[sequence].q_count) query -= plan.sequences[sequence++].q_count;
-  const Sequence& s = plan.sequences[sequence];
-  const int64_t block = query / kBlockQ;
-  // The samples of a block are disjoint and equally likely, so that every row counts as much as any other: those at the
-  // edges of a block are the least like its means.
-  const int64_t samples = CeilDiv(s.QueriesIn(block), SampleRows(plan));
-  Sample sample{};
-  sample.head = head;
-  sample.keys = static_cast<double>(plan.k_blocks * kBlockK);
-  sample.row = plan.QueryBlock(head, s, block);
-  sample.first_row = query % kBlockQ * samples / s.QueriesIn(block) * SampleRows(plan);
-  return sample;
-}
-
 }  // namespace
 
-Measuring LayMeasuring(const Plan& plan, Arena& arena) {
-  const int64_t workers = plan.runtime.executor.workers;
+int64_t SampleRows(const Plan& plan) { return kSampleGroups * plan.kernel().group_rows; }
+
+ProbeMemory LayProbeMemory(const Plan& plan, Arena& arena) {
+  const int64_t workers = plan.machine.executor.workers;
   const int64_t rows = SampleRows(plan);
   const int64_t tile_rows = workers * plan.k_blocks * rows;
-  Measuring memory{};
+  ProbeMemory memory{};
   memory.o = arena.Take<float>(tile_rows * plan.channels());
   memory.m = arena.Take<float>(tile_rows);
   memory.l = arena.Take<float>(tile_rows);
@@ -342,48 +300,10 @@ Measuring LayMeasuring(const Plan& plan, Arena& arena) {
   return memory;
 }
 
-int64_t NextSamples(const Plan& plan, const HeadChoice& heads, Sampling& sampling, Sample* out) {
-  const Calibration& calibration = *plan.calibration;
-  int64_t queries = 0;
-  for (const Sequence& s : plan.sequences) queries += s.q_count;
-  const double units = static_cast<double>(queries) / static_cast<double>(SampleRows(plan));
-  int64_t count = 0;
-  for (; sampling.head < plan.q_heads; ++sampling.head, sampling.taken = 0) {
-    const int64_t head = sampling.head;
-    if (!heads.active[head]) continue;
-    const HeadSetting setting = calibration.Setting(head);
-    const double own = setting.settled ? kWatchEffort : setting.missing > 0 ? kCalibrationEffort : kRefineEffort;
-    const double effort = sampling.effort < 0 ? std::max(own, plan.least_effort) : sampling.effort;
-    // What is left of a sample is taken with that chance, so that small calls spend no more on average.
-    const auto chance = [&](int64_t which) {
-      return Chance(calibration.seed(), sampling.call, static_cast<uint64_t>(head), static_cast<uint64_t>(which));
-    };
-    if (sampling.taken == 0) {
-      sampling.samples = static_cast<int64_t>(effort * units / kSampleCost + chance(0));
-      const bool within_reach = static_cast<double>(setting.missing) <= kFirstEffort * units / kSampleCost;
-      if (sampling.effort < 0 && within_reach) sampling.samples = std::max(sampling.samples, setting.missing);
-    }
-    for (; sampling.taken < sampling.samples; ++sampling.taken) {
-      if (count == kSamplesAtOnce) return count;
-      // One from each of as many equal parts of the queries.
-      const int64_t part = sampling.taken * Stride(sampling.samples) % sampling.samples;
-      const double at = (static_cast<double>(part) + chance(1 + sampling.taken)) /
-                        static_cast<double>(sampling.samples) * static_cast<double>(queries);
-      Sample& sample = out[count++] = SampleAt(plan, head, std::min(static_cast<int64_t>(at), queries - 1));
-      sample.call = sampling.call;
-      sample.cell = setting.cell;
-      sample.with_skips = setting.sparse;
-      sample.with_rounding = plan.precision != SPARGE_PRECISION_FP32 && !setting.rounding_known && !setting.wide &&
-                             sampling.taken < std::clamp<int64_t>(sampling.samples / kRoundingOneIn, 1, 2);
-    }
-  }
-  return count;
-}
-
-void MeasureSamples(const Plan& plan, const sparge_run_args& args, const Packed& packed, const BlockMap& map,
-                    const Measuring& memory, int64_t count) {
-  ForEach(plan.runtime.executor, count, [&](int32_t worker, int64_t i) {
-    Probe(plan, args, packed, map, memory, worker, memory.samples[i]).Measure(memory.results[i]);
+void ProbeSamples(const Plan& plan, const sparge_run_args& args, const Packed& packed, const Stage1& stage1,
+                  const BlockMap& map, const ProbeMemory& memory, int64_t count) {
+  ForEach(plan.machine.executor, count, [&](int32_t worker, int64_t i) {
+    Probe(plan, args, packed, stage1, map, memory, worker, memory.samples[i]).Run(memory.results[i]);
   });
   for (int64_t i = 0; i < count; ++i) plan.calibration->Learn(memory.samples[i], memory.results[i]);
 }

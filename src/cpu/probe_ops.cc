@@ -44,7 +44,7 @@ double Distance(const float* rows, const float* by, const float* want, int64_t c
   return total;
 }
 
-inline constexpr MeasureOps kMeasureOps{&ScaleRows, &AddRows, &Distance};
+inline constexpr ProbeOps kProbeOps{&ScaleRows, &AddRows, &Distance};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sparge::impl
@@ -55,7 +55,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace sparge::impl {
 
-const MeasureOps* MeasureOpsFor(Isa isa) { SPARGE_RETURN_TABLE_OF(isa, kMeasureOps) }
+const ProbeOps* ProbeOpsOf(int64_t target) { SPARGE_RETURN_TABLE_OF(target, kProbeOps) }
 
 }  // namespace sparge::impl
 #endif  // HWY_ONCE

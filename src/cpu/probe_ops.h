@@ -4,12 +4,10 @@
 
 #include <cstdint>
 
-#include "src/cpu/isa.h"
-
 namespace sparge::impl {
 
 // Rows of `channels` floats, a multiple of kChannelAlign, aligned.
-struct MeasureOps {
+struct ProbeOps {
   // rows[r] *= by[r]
   void (*scale)(float* rows, const float* by, int64_t count, int64_t channels);
   // sum += sign * rows
@@ -18,8 +16,8 @@ struct MeasureOps {
   double (*distance)(const float* rows, const float* by, const float* want, int64_t count, int64_t channels);
 };
 
-// NULL if that instruction set was not compiled in.
-const MeasureOps* MeasureOpsFor(Isa isa);
+// Of one of Highway's targets; NULL if that was not compiled in.
+const ProbeOps* ProbeOpsOf(int64_t target);
 
 }  // namespace sparge::impl
 #endif  // SPARGE_SRC_CPU_PROBE_OPS_H_

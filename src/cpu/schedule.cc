@@ -5,17 +5,33 @@
 
 namespace sparge::impl {
 
-int64_t MaxPartsOf(const Plan& plan, int64_t row) {
-  const int64_t rows = plan.q_heads * plan.all_q_blocks;
-  if (rows >= kManyRows && row >= kTailRows) return 1;
+namespace {
+
+// Rows of the whole, of which these may be a part: a row must be split in a part as it is in the whole.
+int64_t AllRows(const Plan& plan) {
+  const bool whole = plan.place.all_queries == plan.q_tokens;
+  return plan.q_heads * (whole ? plan.all_q_blocks : plan.batch() * CeilDiv(plan.place.all_queries, kBlockQ));
+}
+
+// The largest number of parts of any row that is split.
+int64_t MostParts(const Plan& plan) {
+  const int64_t rows = std::max<int64_t>(AllRows(plan), 1);
   const int64_t enough = rows >= kManyRows ? kTailParts : CeilDiv(2 * kManyRows, rows);
   return std::clamp<int64_t>(plan.k_blocks / kTilesPerPart, 1, enough);
 }
 
+}  // namespace
+
+int64_t MaxPartsOf(const Plan& plan, int64_t row) {
+  if (AllRows(plan) < kManyRows) return MostParts(plan);
+  const bool in_tail = row < plan.all_q_blocks && row + plan.place.first_query / kBlockQ < kTailRows;
+  return in_tail ? MostParts(plan) : 1;
+}
+
 int64_t MaxParts(const Plan& plan) {
   const int64_t rows = plan.q_heads * plan.all_q_blocks;
-  const int64_t split = rows >= kManyRows ? kTailRows : rows;
-  const int64_t parts = rows == 0 ? 1 : MaxPartsOf(plan, 0);
+  const int64_t split = AllRows(plan) >= kManyRows ? std::min(rows, kTailRows) : rows;
+  const int64_t parts = MostParts(plan);
   return parts == 1 ? 0 : parts * split;
 }
 

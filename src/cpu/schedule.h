@@ -6,14 +6,14 @@
 #include <cstdint>
 
 #include "src/base/arena.h"
-#include "src/cpu/predict.h"
-#include "src/problem/problem.h"
+#include "src/cpu/plan.h"
+#include "src/select/block_map.h"
 
 namespace sparge::impl {
 
 // A run of kept tiles of one row (query block of one head): the begin'th to the end'th of them.
 struct WorkItem {
-  int64_t row;         // Plan::QueryBlock
+  int64_t row;         // Problem::QueryBlock
   int64_t begin, end;  // of the row's kept tiles
   int64_t part;        // slot of the partial result, or -1: the item is the whole row
   int64_t skipped;     // result: row groups whose PV was skipped

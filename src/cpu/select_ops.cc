@@ -66,7 +66,7 @@ double MassFrom(const double* mass, int64_t count, double least) {
 }
 #endif
 
-inline constexpr PredictOps kPredictOps{&Dots, &MassFrom};
+inline constexpr SelectOps kSelectOps{&Dots, &MassFrom};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sparge::impl
@@ -77,7 +77,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace sparge::impl {
 
-const PredictOps* PredictOpsFor(Isa isa) { SPARGE_RETURN_TABLE_OF(isa, kPredictOps) }
+const SelectOps* SelectOpsOf(int64_t target) { SPARGE_RETURN_TABLE_OF(target, kSelectOps) }
 
 }  // namespace sparge::impl
 #endif  // HWY_ONCE

@@ -4,19 +4,17 @@
 
 #include <cstdint>
 
-#include "src/cpu/isa.h"
-
 namespace sparge::impl {
 
-struct PredictOps {
+struct SelectOps {
   // out[j] = a . b_j in double, b_j being `dim_pad` floats apart; both are padded with zeros to whole vectors.
   void (*dots)(const float* a, const float* b, int64_t dim_pad, int64_t count, double* out);
   // The sum of the numbers that are not below `least`.
   double (*mass_from)(const double* mass, int64_t count, double least);
 };
 
-// NULL if that instruction set was not compiled in.
-const PredictOps* PredictOpsFor(Isa isa);
+// Of one of Highway's targets; NULL if that was not compiled in.
+const SelectOps* SelectOpsOf(int64_t target);
 
 }  // namespace sparge::impl
 #endif  // SPARGE_SRC_CPU_SELECT_OPS_H_

@@ -122,6 +122,38 @@ void CheckCache(const sparge_plan_desc& desc) {
                  desc.cache_tokens);
 }
 
+// A part of a larger call.
+void CheckPlace(const sparge_plan_desc& desc) {
+  const auto check = [](const char* first_name, int64_t first, const char* all_name, int64_t all, int64_t tokens) {
+    if (all == 0) {
+      SPARGE_REQUIRE(first == 0, "%s=%" PRId64 " has no effect without %s", first_name, first, all_name);
+      return;
+    }
+    CheckRange(all_name, all, tokens, kMaxPosition);
+    CheckRange(first_name, first, 0, all - tokens);
+  };
+  check("first_query", desc.first_query, "all_queries", desc.all_queries, desc.q_tokens);
+  check("first_key", desc.first_key, "all_keys", desc.all_keys, desc.kv_tokens);
+  if (desc.all_queries == 0 && desc.all_keys == 0) return;
+  SPARGE_REQUIRE(desc.q_offsets == nullptr,
+                 "all_queries=%" PRId64 " and all_keys=%" PRId64 " cannot be combined with q_offsets", desc.all_queries,
+                 desc.all_keys);
+  // Blocks of the part must be blocks of the whole.
+  SPARGE_REQUIRE(desc.first_query % kBlockQ == 0, "first_query=%" PRId64 " is not a multiple of %d", desc.first_query,
+                 kBlockQ);
+  SPARGE_REQUIRE(desc.first_key % kBlockK == 0, "first_key=%" PRId64 " is not a multiple of %d", desc.first_key,
+                 kBlockK);
+  if (desc.all_keys == 0 || desc.all_keys == desc.kv_tokens) return;
+  const bool sums = desc.select == SPARGE_SELECT_ALL || desc.select == SPARGE_SELECT_MAP ||
+                    (desc.select == SPARGE_SELECT_FLOOR && desc.predictor != SPARGE_PREDICT_PAPER);
+  SPARGE_REQUIRE(sums,
+                 "select=%d with predictor=%d cannot be decided from a part of the keys (all_keys=%" PRId64
+                 ", kv_tokens=%" PRId64 "): take ALL, MAP or FLOOR with the predictor of its default",
+                 RawEnum(desc.select), RawEnum(desc.predictor), desc.all_keys, desc.kv_tokens);
+  SPARGE_REQUIRE(desc.sink_logits == nullptr,
+                 "sink_logits are for the whole: give them to one part only, as all_keys=0");
+}
+
 bool HasGrid(const sparge_plan_desc& desc) { return desc.grid[0] != 0 || desc.grid[1] != 0 || desc.grid[2] != 0; }
 
 void CheckGrid(const sparge_plan_desc& desc) {
@@ -145,6 +177,8 @@ void CheckGrid(const sparge_plan_desc& desc) {
   SPARGE_REQUIRE(desc.alibi_slopes == nullptr, "alibi_slopes %s", with);
   SPARGE_REQUIRE(desc.q_offsets == nullptr, "q_offsets %s", with);
   SPARGE_REQUIRE(desc.cache_tokens == 0, "cache_tokens=%" PRId64 " %s", desc.cache_tokens, with);
+  SPARGE_REQUIRE(desc.all_queries == 0, "all_queries=%" PRId64 " %s", desc.all_queries, with);
+  SPARGE_REQUIRE(desc.all_keys == 0, "all_keys=%" PRId64 " %s", desc.all_keys, with);
 }
 
 void CheckDescriptor(const sparge_plan_desc& desc) {
@@ -168,6 +202,7 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
   CheckAutomatic(desc);
   CheckCache(desc);
   CheckGrid(desc);
+  CheckPlace(desc);
 }
 
 // Text as it lies, the grid along the curve.
@@ -179,11 +214,16 @@ std::vector<int32_t> CurveOrder(const sparge_plan_desc& desc) {
   return order;
 }
 
-void AddSequences(const sparge_plan_desc& desc, Plan& plan) {
-  plan.all_q_blocks = plan.all_k_blocks = plan.q_blocks = plan.k_blocks = plan.most_queries = 0;
+Place PlaceOf(const sparge_plan_desc& desc) {
+  return {desc.first_query, desc.all_queries == 0 ? desc.q_tokens : desc.all_queries, desc.first_key,
+          desc.all_keys == 0 ? desc.kv_tokens : desc.all_keys};
+}
+
+void AddSequences(const sparge_plan_desc& desc, Problem& problem) {
+  problem.all_q_blocks = problem.all_k_blocks = problem.q_blocks = problem.k_blocks = problem.most_queries = 0;
   for (int64_t b = 0; b < desc.batch; ++b) {
     Sequence s{};
-    if (plan.packed) {
+    if (problem.packed) {
       s.q_begin = desc.q_offsets[b];
       s.q_count = desc.q_offsets[b + 1] - s.q_begin;
       s.k_begin = desc.kv_offsets[b];
@@ -194,16 +234,22 @@ void AddSequences(const sparge_plan_desc& desc, Plan& plan) {
     }
     s.q_blocks = CeilDiv(s.q_count, kBlockQ);
     s.k_blocks = CeilDiv(s.k_count, kBlockK);
-    s.q_block_begin = plan.all_q_blocks;
-    s.k_block_begin = plan.all_k_blocks;
+    s.q_block_begin = problem.all_q_blocks;
+    s.k_block_begin = problem.all_k_blocks;
+    // Positions count from the first key of the whole, the visible keys from the first one here.
+    const Place& place = problem.place;
     const bool bottom_right = desc.query_offset == SPARGE_OFFSET_BOTTOM_RIGHT;
-    s.visible = {s.k_count, bottom_right ? s.k_count - s.q_count : desc.query_offset, desc.window, desc.causal == 1};
-    plan.all_q_blocks += s.q_blocks;
-    plan.all_k_blocks += plan.cache_blocks > 0 ? plan.cache_blocks : s.k_blocks;
-    plan.q_blocks = std::max(plan.q_blocks, s.q_blocks);
-    plan.most_queries = std::max(plan.most_queries, s.q_count);
-    plan.k_blocks = std::max(plan.k_blocks, s.k_blocks);
-    plan.sequences.push_back(s);
+    const int64_t aligned = problem.is_part() || place.all_queries != desc.q_tokens
+                                ? place.all_keys - place.all_queries + place.first_query
+                                : s.k_count - s.q_count;
+    s.visible = {s.k_count, (bottom_right ? aligned : desc.query_offset) - place.first_key, desc.window,
+                 desc.causal == 1};
+    problem.all_q_blocks += s.q_blocks;
+    problem.all_k_blocks += problem.cache_blocks > 0 ? problem.cache_blocks : s.k_blocks;
+    problem.q_blocks = std::max(problem.q_blocks, s.q_blocks);
+    problem.most_queries = std::max(problem.most_queries, s.q_count);
+    problem.k_blocks = std::max(problem.k_blocks, s.k_blocks);
+    problem.sequences.push_back(s);
   }
 }
 
@@ -212,13 +258,14 @@ struct TensorShape {
   int64_t heads, tokens, dim;
 };
 
-void CheckTensor(const Plan& plan, const char* name, const sparge_tensor& tensor, TensorShape shape, bool output) {
+void CheckTensor(const Problem& problem, const char* name, const sparge_tensor& tensor, TensorShape shape,
+                 bool output) {
   CheckRange((std::string(name) + ".dtype").c_str(), RawEnum(tensor.dtype), SPARGE_F32, SPARGE_BF16);
-  const bool empty = plan.batch() == 0 || shape.tokens == 0;
+  const bool empty = problem.batch() == 0 || shape.tokens == 0;
   SPARGE_REQUIRE(tensor.data != nullptr || empty, "%s.data is NULL", name);
   SPARGE_REQUIRE(reinterpret_cast<uintptr_t>(tensor.data) % DtypeBytes(tensor.dtype) == 0,
                  "%s.data is not aligned to its element size", name);
-  const int64_t counts[3] = {plan.packed ? 1 : plan.batch(), shape.heads, shape.tokens};
+  const int64_t counts[3] = {problem.packed ? 1 : problem.batch(), shape.heads, shape.tokens};
   const int64_t strides[3] = {tensor.batch_stride, tensor.head_stride, tensor.token_stride};
   const char* const names[3] = {"batch_stride", "head_stride", "token_stride"};
   double reach = 0;
@@ -233,93 +280,86 @@ void CheckTensor(const Plan& plan, const char* name, const sparge_tensor& tensor
   SPARGE_REQUIRE(reach < 0x1p60, "%s has strides that reach beyond 2^60 elements", name);
 }
 
-void CheckMaskArgs(const Plan& plan, const sparge_run_args& args) {
-  const bool needed = plan.mask != SPARGE_MASK_NONE;
+void CheckMaskArgs(const Problem& problem, const sparge_run_args& args) {
+  const bool needed = problem.mask != SPARGE_MASK_NONE;
   SPARGE_REQUIRE(needed || args.mask.data == nullptr, "mask.data is given, but the plan has no mask");
   if (!needed) return;
-  const bool empty = plan.batch() == 0 || plan.q_tokens == 0 || plan.kv_tokens == 0;
+  const bool empty = problem.batch() == 0 || problem.q_tokens == 0 || problem.kv_tokens == 0;
   SPARGE_REQUIRE(args.mask.data != nullptr || empty, "mask.data is NULL, but the plan has a mask");
   SPARGE_REQUIRE(args.mask.batch_stride >= 0 && args.mask.head_stride >= 0 && args.mask.query_stride >= 0,
                  "mask strides %" PRId64 ", %" PRId64 ", %" PRId64 " must not be negative", args.mask.batch_stride,
                  args.mask.head_stride, args.mask.query_stride);
 }
 
-// Tau and theta that were set by hand go with the masses of the paper, for which they are known to do: pooled queries
-// give a sink more than its due, and a share of that is soon reached. A floor on mass is measured, whatever the scale.
-sparge_predictor PredictorFor(const sparge_plan_desc& desc) {
-  if (desc.predictor != SPARGE_PREDICT_DEFAULT) return desc.predictor;
-  const bool by_hand = desc.select == SPARGE_SELECT_CDF || desc.select == SPARGE_SELECT_TOPK;
-  return by_hand ? SPARGE_PREDICT_PAPER : SPARGE_PREDICT_KEYS;
-}
-
 // All but what differs between the plans of one descriptor: precision and active heads.
-Plan MakeBase(const Runtime& runtime, const sparge_plan_desc& desc, Calibration* calibration) {
-  Plan plan{};
-  plan.runtime = runtime;
-  plan.packed = desc.q_offsets != nullptr;
-  plan.q_heads = desc.q_heads;
-  plan.kv_heads = desc.kv_heads;
-  plan.heads_per_kv = desc.q_heads / desc.kv_heads;
-  plan.q_tokens = desc.q_tokens;
-  plan.kv_tokens = desc.kv_tokens;
-  plan.qk_dim = desc.qk_dim;
-  plan.v_dim = desc.v_dim;
-  plan.cache_blocks = CeilDiv(desc.cache_tokens, kBlockK);
-  AddSequences(desc, plan);
-  plan.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.qk_dim));
-  plan.softcap = desc.softcap;
-  plan.mask = desc.mask;
-  if (desc.alibi_slopes != nullptr) plan.alibi_slopes.assign(desc.alibi_slopes, desc.alibi_slopes + desc.q_heads);
-  if (desc.sink_logits != nullptr) plan.sink_logits.assign(desc.sink_logits, desc.sink_logits + desc.q_heads);
-  plan.precision = desc.precision;
-  plan.select = desc.select;
-  plan.predictor = PredictorFor(desc);
-  plan.calibration = calibration;
-  plan.least_effort = desc.least_effort;
-  plan.dense_tail = desc.dense_tail;
-  plan.keep_sink = desc.keep_sink == -1 ? desc.causal == 1 : desc.keep_sink == 1;
-  plan.heads.assign(desc.q_heads, desc.params);
-  if (desc.heads != nullptr) plan.heads.assign(desc.heads, desc.heads + desc.q_heads);
-  if (desc.select == SPARGE_SELECT_AUTO) plan.heads.assign(desc.q_heads, {-1.0, 1.0, 1.0, SPARGE_PV_SKIP_OFF});
-  plan.active.assign(desc.q_heads, 1);
+Problem MakeBase(const sparge_plan_desc& desc, Calibration* calibration) {
+  Problem problem{};
+  problem.packed = desc.q_offsets != nullptr;
+  problem.q_heads = desc.q_heads;
+  problem.kv_heads = desc.kv_heads;
+  problem.heads_per_kv = desc.q_heads / desc.kv_heads;
+  problem.q_tokens = desc.q_tokens;
+  problem.kv_tokens = desc.kv_tokens;
+  problem.qk_dim = desc.qk_dim;
+  problem.v_dim = desc.v_dim;
+  problem.cache_blocks = CeilDiv(desc.cache_tokens, kBlockK);
+  problem.place = PlaceOf(desc);
+  AddSequences(desc, problem);
+  problem.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.qk_dim));
+  problem.softcap = desc.softcap;
+  problem.mask = desc.mask;
+  if (desc.alibi_slopes != nullptr) problem.alibi_slopes.assign(desc.alibi_slopes, desc.alibi_slopes + desc.q_heads);
+  if (desc.sink_logits != nullptr) problem.sink_logits.assign(desc.sink_logits, desc.sink_logits + desc.q_heads);
+  problem.precision = desc.precision;
+  problem.select = desc.select;
+  problem.predictor = desc.predictor;
+  problem.calibration = calibration;
+  problem.least_effort = desc.least_effort;
+  problem.dense_tail = desc.dense_tail;
+  problem.keep_sink = desc.keep_sink == -1 ? desc.causal == 1 : desc.keep_sink == 1;
+  problem.heads.assign(desc.q_heads, desc.params);
+  if (desc.heads != nullptr) problem.heads.assign(desc.heads, desc.heads + desc.q_heads);
+  if (desc.select == SPARGE_SELECT_AUTO) problem.heads.assign(desc.q_heads, {-1.0, 1.0, 1.0, SPARGE_PV_SKIP_OFF});
+  problem.active.assign(desc.q_heads, 1);
   // Tokens that all are in one block have no other to go to; the direct kernel, for few of them, relies on that.
-  if (HasGrid(desc) && plan.k_blocks > 1) plan.order = CurveOrder(desc);
-  return plan;
+  if (HasGrid(desc) && problem.k_blocks > 1) problem.order = CurveOrder(desc);
+  return problem;
 }
 
 }  // namespace
 
-std::vector<Plan> MakePlans(const Runtime& runtime, const sparge_plan_desc& desc, Calibration* calibration) {
+std::vector<Problem> MakeProblems(const sparge_plan_desc& desc, Calibration* calibration) {
   CheckDescriptor(desc);
-  const Plan base = MakeBase(runtime, desc, calibration);
-  const bool mixed = desc.head_precision != nullptr || (base.measures() && desc.precision == SPARGE_PRECISION_INT8);
+  const Problem base = MakeBase(desc, calibration);
+  const bool mixed = desc.head_precision != nullptr || (base.calibrates() && desc.precision == SPARGE_PRECISION_INT8);
   if (base.direct() || !mixed) return {base};
-  std::vector<Plan> plans;
+  std::vector<Problem> problems;
   for (const sparge_precision precision : {SPARGE_PRECISION_INT8, SPARGE_PRECISION_INT16, SPARGE_PRECISION_FP32}) {
-    Plan plan = base;
-    plan.precision = precision;
+    Problem problem = base;
+    problem.precision = precision;
     if (desc.head_precision != nullptr) {
-      for (int64_t h = 0; h < desc.q_heads; ++h) plan.active[h] = desc.head_precision[h] == precision;
-      if (std::find(plan.active.begin(), plan.active.end(), 1) == plan.active.end()) continue;
+      for (int64_t h = 0; h < desc.q_heads; ++h) problem.active[h] = desc.head_precision[h] == precision;
+      if (std::find(problem.active.begin(), problem.active.end(), 1) == problem.active.end()) continue;
     } else if (precision == SPARGE_PRECISION_FP32) {
       continue;  // a calibration chooses between int8 and int16
     }
-    plans.push_back(std::move(plan));
+    problems.push_back(std::move(problem));
   }
-  return plans;
+  return problems;
 }
 
-void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, const Needs& needs) {
-  CheckTensor(plan, "q", args.q, {plan.q_heads, plan.q_tokens, plan.qk_dim}, false);
-  CheckTensor(plan, "k", args.k, {plan.kv_heads, plan.kv_tokens, plan.qk_dim}, false);
+void CheckArgs(const Problem& problem, const sparge_run_args& args, Call call, const Needs& needs) {
+  CheckTensor(problem, "q", args.q, {problem.q_heads, problem.q_tokens, problem.qk_dim}, false);
+  CheckTensor(problem, "k", args.k, {problem.kv_heads, problem.kv_tokens, problem.qk_dim}, false);
   if (call != Call::kPredict) {
-    CheckTensor(plan, "v", args.v, {plan.kv_heads, plan.kv_tokens, plan.v_dim}, false);
-    if (call != Call::kCalibrate) CheckTensor(plan, "o", args.o, {plan.q_heads, plan.q_tokens, plan.v_dim}, true);
+    CheckTensor(problem, "v", args.v, {problem.kv_heads, problem.kv_tokens, problem.v_dim}, false);
+    if (call != Call::kCalibrate)
+      CheckTensor(problem, "o", args.o, {problem.q_heads, problem.q_tokens, problem.v_dim}, true);
   }
-  CheckMaskArgs(plan, args);
-  const bool no_tiles = plan.batch() * plan.q_blocks * plan.k_blocks == 0;
+  CheckMaskArgs(problem, args);
+  const bool no_tiles = problem.batch() * problem.q_blocks * problem.k_blocks == 0;
   if (call != Call::kReference) {
-    const bool wants_map = plan.select == SPARGE_SELECT_MAP;
+    const bool wants_map = problem.select == SPARGE_SELECT_MAP;
     SPARGE_REQUIRE(!wants_map || args.map != nullptr || no_tiles, "map is NULL, but the plan selects by map");
     SPARGE_REQUIRE(wants_map || args.map == nullptr, "map is given, but the plan does not select by map");
     SPARGE_REQUIRE(args.workspace != nullptr || needs.workspace == 0, "workspace is NULL");
@@ -329,10 +369,18 @@ void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, const N
     SPARGE_REQUIRE(args.cache_size >= needs.cache, "cache_size=%zu is less than the %zu needed", args.cache_size,
                    needs.cache);
   }
-  SPARGE_REQUIRE(args.cache == nullptr || plan.cache_blocks > 0, "cache is given, but the plan has none");
-  const bool has_masses = call == Call::kReference || (call == Call::kPredict && plan.predicts());
+  SPARGE_REQUIRE(args.cache == nullptr || problem.cache_blocks > 0, "cache is given, but the plan has none");
+  const bool has_masses = call == Call::kReference || (call == Call::kPredict && problem.predicts());
   SPARGE_REQUIRE(args.mass_out == nullptr || has_masses, "mass_out is given, but %s has no masses",
                  call == Call::kPredict ? "a plan that does not predict" : "run");
+  const bool pools = call != Call::kReference && problem.select == SPARGE_SELECT_FLOOR &&
+                     problem.predictor != SPARGE_PREDICT_PAPER && !problem.few();
+  SPARGE_REQUIRE((args.pool_lse == nullptr && args.pool_lse_out == nullptr) || pools,
+                 "%s is given, but only run and predict with select=FLOOR and the predictor of its default have pools",
+                 args.pool_lse != nullptr ? "pool_lse" : "pool_lse_out");
+  const bool needs_sums = problem.is_part() && problem.predicts() && call == Call::kRun;
+  SPARGE_REQUIRE(!needs_sums || args.pool_lse != nullptr,
+                 "pool_lse is NULL, but the keys are a part: the sums over all parts (pool_lse_out of predict) decide");
   SPARGE_REQUIRE(args.pv_out == nullptr || call == Call::kRun, "pv_out is given, but only run computes PV");
   SPARGE_REQUIRE(args.map == nullptr || (args.map_batch_stride >= 0 && args.map_head_stride >= 0),
                  "map strides %" PRId64 ", %" PRId64 " must not be negative", args.map_batch_stride,

@@ -1,4 +1,4 @@
-// The plan: a checked, plain description of one attention problem. Everything that can be refused is refused here.
+// What is asked: a checked, plain description of one attention problem. Everything that can be refused is refused here.
 #ifndef SPARGE_SRC_PROBLEM_PROBLEM_H_
 #define SPARGE_SRC_PROBLEM_PROBLEM_H_
 
@@ -6,21 +6,16 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "src/base/half.h"
+#include "src/base/tokens.h"
+#include "src/base/units.h"
 #include "src/base/visible.h"
-#include "src/cpu/isa.h"
-#include "src/cpu/kernel/kernel.h"
+#include "src/problem/score_rule.h"
 
 namespace sparge::impl {
-
-// What plans share: threads and the chosen instruction set.
-struct Runtime {
-  sparge_executor executor;
-  Isa isa;
-  const KernelOps* kernels;
-};
 
 // One sequence of the batch. Token indices count from `q_begin` / `k_begin` in its tensor row; blocks are numbered
 // through all sequences of a head, so that one index finds a block's data.
@@ -34,16 +29,17 @@ struct Sequence {
 };
 
 // Packing a key costs about as much as this many queries take to use it unpacked.
-inline constexpr int64_t kFewQueries = 16;
+inline constexpr int64_t kDirectQueries = 16;
 
-// Pooled queries per block with the predictor `keys`: docs/predictor.md has the study that says two.
-inline constexpr int64_t kPools = 2;
+// Where the queries and keys of a call stand among all, if it is a part of a larger one.
+struct Place {
+  int64_t first_query, all_queries;
+  int64_t first_key, all_keys;
+};
 
 struct Calibration;
 
-struct Plan {
-  Runtime runtime;
-
+struct Problem {
   std::vector<Sequence> sequences;
   bool packed;  // sequences lie behind one another in one tensor row, instead of in a batch dimension
   int64_t q_heads, kv_heads, heads_per_kv;
@@ -53,6 +49,7 @@ struct Plan {
   int64_t q_blocks, k_blocks;          // of the longest sequence: the shape of the map
   int64_t all_q_blocks, all_k_blocks;  // of all sequences of one head; places for blocks, if there is a cache
   int64_t cache_blocks;                // places for key blocks of one sequence in the caller's cache; 0 = no cache
+  Place place;
 
   double scale;
   double softcap;
@@ -62,7 +59,7 @@ struct Plan {
 
   sparge_precision precision;  // of all heads that this plan computes
   sparge_select select;
-  sparge_predictor predictor;
+  sparge_predictor predictor;  // as asked for: select/predictors.h has the default
   bool keep_sink;
   int64_t dense_tail;                     // last queries of a sequence whose blocks keep all visible tiles
   std::vector<sparge_head_params> heads;  // one per query head
@@ -74,21 +71,15 @@ struct Plan {
   // So few queries that they take keys and values straight from the tensors, in fp32, whatever the precision asked for.
   // Stage 1 needs summaries, for which all keys have to be read anyway.
   bool direct() const { return !predicts() && few(); }
-  bool few() const { return q_blocks <= 1 && most_queries * heads_per_kv <= kFewQueries; }
+  bool few() const { return q_blocks <= 1 && most_queries * heads_per_kv <= kDirectQueries; }
   bool predicts() const {
-    return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK || select == SPARGE_SELECT_FLOOR || measures();
+    return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK || select == SPARGE_SELECT_FLOOR || calibrates();
   }
   // Few queries are not worth a prediction, and there is nothing to calibrate.
-  bool measures() const { return select == SPARGE_SELECT_AUTO && !few(); }
-  // Queries are pooled by so many; the predictor `paper` takes whole blocks.
-  int64_t pools() const { return predictor == SPARGE_PREDICT_KEYS ? kPools : 1; }
-  int64_t pool_rows() const { return kBlockQ / pools(); }
-  const QuantGrid& grid() const { return runtime.kernels->grid[precision]; }
+  bool calibrates() const { return select == SPARGE_SELECT_AUTO && !few(); }
+  // Whether these are not all keys that the queries see.
+  bool is_part() const { return place.all_keys != kv_tokens; }
   int64_t batch() const { return static_cast<int64_t>(sequences.size()); }
-  // Lanes of one packed query or key row; dims and channels padded to whole vectors.
-  int64_t row_lanes() const { return CeilDiv(qk_dim, PerLane(precision)); }
-  int64_t dim_pad() const { return RoundUp(qk_dim, kChannelAlign); }
-  int64_t channels() const { return RoundUp(v_dim, kChannelAlign); }
   // Index of a query block among all of all heads, or of a key block among all of all kv heads.
   int64_t QueryBlock(int64_t head, const Sequence& s, int64_t block) const {
     return head * all_q_blocks + s.q_block_begin + block;
@@ -96,6 +87,8 @@ struct Plan {
   int64_t KeyBlock(int64_t kv_head, const Sequence& s, int64_t block) const {
     return kv_head * all_k_blocks + s.k_block_begin + block;
   }
+  // Index of what is kept per sequence and kv head: mean and units of the keys.
+  int64_t KvUnit(int64_t sequence, int64_t kv_head) const { return sequence * kv_heads + kv_head; }
   // Tiles of an array (batch, q_heads, q_blocks, k_blocks) that crosses the interface.
   int64_t AllTiles() const { return batch() * q_heads * q_blocks * k_blocks; }
 };
@@ -105,15 +98,15 @@ struct HeadChoice {
   const sparge_head_params* params;  // per query head
   const uint8_t* active;             // per query head
 
-  bool KvActive(const Plan& plan, int64_t kv_head) const {
-    const uint8_t* first = active + kv_head * plan.heads_per_kv;
-    return std::any_of(first, first + plan.heads_per_kv, [](uint8_t a) { return a != 0; });
+  bool KvActive(const Problem& problem, int64_t kv_head) const {
+    const uint8_t* first = active + kv_head * problem.heads_per_kv;
+    return std::any_of(first, first + problem.heads_per_kv, [](uint8_t a) { return a != 0; });
   }
 };
 
-// One plan per precision that its heads may need, fewer bits first: a call computes the heads of each in turn. Throws
-// Failure.
-std::vector<Plan> MakePlans(const Runtime& runtime, const sparge_plan_desc& desc, Calibration* calibration);
+// One problem per precision that its heads may need, fewer bits first: a call computes the heads of each in turn.
+// Throws Failure.
+std::vector<Problem> MakeProblems(const sparge_plan_desc& desc, Calibration* calibration);
 
 // What a call is going to do, which decides what its arguments must hold.
 enum class Call { kRun, kPredict, kCalibrate, kReference };
@@ -121,38 +114,38 @@ enum class Call { kRun, kPredict, kCalibrate, kReference };
 struct Needs {
   size_t workspace, cache;
 };
-// Throws Failure if `args` do not fit the plan.
-void CheckArgs(const Plan& plan, const sparge_run_args& args, Call call, const Needs& needs);
+// Throws Failure if `args` do not fit the problem.
+void CheckArgs(const Problem& problem, const sparge_run_args& args, Call call, const Needs& needs);
 
-// Where a block stands: the inverse of Plan::QueryBlock and Plan::KeyBlock.
+// Where a block stands: the inverse of Problem::QueryBlock and Problem::KeyBlock.
 struct BlockId {
   int64_t head, sequence, block;
 };
 template <int64_t Sequence::*kBegin>
-BlockId FindBlock(const Plan& plan, int64_t index, int64_t blocks_per_head) {
+BlockId FindBlock(const Problem& problem, int64_t index, int64_t blocks_per_head) {
   const int64_t within = index % blocks_per_head;
   // The last sequence that begins at or before `within`: empty ones share their beginning with the next.
-  const auto after = std::upper_bound(plan.sequences.begin(), plan.sequences.end(), within,
+  const auto after = std::upper_bound(problem.sequences.begin(), problem.sequences.end(), within,
                                       [](int64_t block, const Sequence& s) { return block < s.*kBegin; });
-  const int64_t sequence = after - plan.sequences.begin() - 1;
-  return {index / blocks_per_head, sequence, within - plan.sequences[sequence].*kBegin};
+  const int64_t sequence = after - problem.sequences.begin() - 1;
+  return {index / blocks_per_head, sequence, within - problem.sequences[sequence].*kBegin};
 }
-inline BlockId FindQueryBlock(const Plan& plan, int64_t index) {
-  return FindBlock<&Sequence::q_block_begin>(plan, index, plan.all_q_blocks);
+inline BlockId FindQueryBlock(const Problem& problem, int64_t index) {
+  return FindBlock<&Sequence::q_block_begin>(problem, index, problem.all_q_blocks);
 }
-inline BlockId FindKeyBlock(const Plan& plan, int64_t index) {
-  return FindBlock<&Sequence::k_block_begin>(plan, index, plan.all_k_blocks);
+inline BlockId FindKeyBlock(const Problem& problem, int64_t index) {
+  return FindBlock<&Sequence::k_block_begin>(problem, index, problem.all_k_blocks);
 }
 
 // Where the tiles of a query block begin in an array (batch, q_heads, q_blocks, k_blocks).
-inline int64_t TileRow(const Plan& plan, const BlockId& id) {
-  return ((id.sequence * plan.q_heads + id.head) * plan.q_blocks + id.block) * plan.k_blocks;
+inline int64_t TileRow(const Problem& problem, const BlockId& id) {
+  return ((id.sequence * problem.q_heads + id.head) * problem.q_blocks + id.block) * problem.k_blocks;
 }
 
 // Address of a token of the tensor row that holds a sequence.
-inline std::byte* SequenceData(const Plan& plan, const sparge_tensor& tensor, size_t element_bytes, int64_t sequence,
-                               int64_t head, int64_t first_token) {
-  const int64_t batch = plan.packed ? 0 : sequence;
+inline std::byte* SequenceData(const Problem& problem, const sparge_tensor& tensor, size_t element_bytes,
+                               int64_t sequence, int64_t head, int64_t first_token) {
+  const int64_t batch = problem.packed ? 0 : sequence;
   const int64_t at = batch * tensor.batch_stride + head * tensor.head_stride + first_token * tensor.token_stride;
   return static_cast<std::byte*>(tensor.data) + at * static_cast<int64_t>(element_bytes);
 }
@@ -163,16 +156,16 @@ struct RowPlaces {
   std::byte* data;
   const int32_t* order;
 };
-inline RowPlaces PlacesOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head,
+inline RowPlaces PlacesOf(const Problem& problem, const sparge_tensor& tensor, int64_t sequence, int64_t head,
                           int64_t first) {
-  const bool as_they_lie = plan.order.empty();
-  return {SequenceData(plan, tensor, DtypeBytes(tensor.dtype), sequence, head, as_they_lie ? first : 0),
-          as_they_lie ? nullptr : plan.order.data() + first};
+  const bool as_they_lie = problem.order.empty();
+  return {SequenceData(problem, tensor, DtypeBytes(tensor.dtype), sequence, head, as_they_lie ? first : 0),
+          as_they_lie ? nullptr : problem.order.data() + first};
 }
 
-inline TokenRows RowsOf(const Plan& plan, const sparge_tensor& tensor, int64_t sequence, int64_t head, int64_t first,
-                        int64_t count, int64_t dim) {
-  const RowPlaces places = PlacesOf(plan, tensor, sequence, head, first);
+inline TokenRows RowsOf(const Problem& problem, const sparge_tensor& tensor, int64_t sequence, int64_t head,
+                        int64_t first, int64_t count, int64_t dim) {
+  const RowPlaces places = PlacesOf(problem, tensor, sequence, head, first);
   return {places.data, tensor.dtype, tensor.token_stride, count, dim, places.order};
 }
 
@@ -181,30 +174,37 @@ inline int64_t MaskElementBytes(sparge_mask_type type) {
 }
 
 // Address of the mask element (query, key 0); NULL if there is no mask.
-inline const std::byte* MaskRow(const Plan& plan, const sparge_mask& mask, int64_t sequence, int64_t head,
+inline const std::byte* MaskRow(const Problem& problem, const sparge_mask& mask, int64_t sequence, int64_t head,
                                 int64_t query) {
-  if (plan.mask == SPARGE_MASK_NONE) return nullptr;
+  if (problem.mask == SPARGE_MASK_NONE) return nullptr;
   const int64_t at = sequence * mask.batch_stride + head * mask.head_stride + query * mask.query_stride;
-  return static_cast<const std::byte*>(mask.data) + at * MaskElementBytes(plan.mask);
+  return static_cast<const std::byte*>(mask.data) + at * MaskElementBytes(problem.mask);
 }
 
-inline constexpr double kLog2e = 1.44269504088896340736;
-
 // What happens to the scores of a head, but for the mask.
-inline ScoreRule RuleOf(const Plan& plan, int64_t sequence, int64_t head) {
+inline ScoreRule RuleOf(const Problem& problem, int64_t sequence, int64_t head) {
   ScoreRule rule;
-  rule.visible = plan.sequences[sequence].visible;
-  rule.softcap = static_cast<float>(plan.softcap * kLog2e);
-  rule.slope = plan.alibi_slopes.empty() ? 0.0f : static_cast<float>(plan.alibi_slopes[head] * kLog2e);
-  rule.mask_type = plan.mask;
+  rule.visible = problem.sequences[sequence].visible;
+  rule.softcap = static_cast<float>(problem.softcap * kLog2e);
+  rule.slope = problem.alibi_slopes.empty() ? 0.0f : static_cast<float>(problem.alibi_slopes[head] * kLog2e);
+  rule.mask_type = problem.mask;
   return rule;
 }
 
+// The sink logit of a head, log2 units, relative to the scores of a row that centring the keys has moved by `shift`.
+// With a softcap the shift is in the scores already.
+inline double SinkLogit(const Problem& problem, int64_t head, float shift) {
+  if (problem.sink_logits.empty()) return -std::numeric_limits<double>::infinity();
+  const double missing = problem.softcap > 0 ? 0.0 : static_cast<double>(shift);
+  return static_cast<double>(problem.sink_logits[head]) * kLog2e - missing;
+}
+
 // The lse of token 0 of a sequence; NULL if not wanted.
-inline float* LseRow(const Plan& plan, const sparge_lse& lse, int64_t sequence, int64_t head) {
+inline float* LseRow(const Problem& problem, const sparge_lse& lse, int64_t sequence, int64_t head) {
   if (lse.data == nullptr) return nullptr;
-  const int64_t batch = plan.packed ? 0 : sequence;
-  return lse.data + batch * lse.batch_stride + head * lse.head_stride + plan.sequences[sequence].q_begin * plan.packed;
+  const int64_t batch = problem.packed ? 0 : sequence;
+  return lse.data + batch * lse.batch_stride + head * lse.head_stride +
+         problem.sequences[sequence].q_begin * problem.packed;
 }
 
 }  // namespace sparge::impl

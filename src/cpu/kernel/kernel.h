@@ -18,12 +18,11 @@
 #include <cstdint>
 
 #include "src/base/tokens.h"
+#include "src/base/units.h"
 #include "src/base/visible.h"
+#include "src/problem/score_rule.h"
 
 namespace sparge::impl {
-
-inline constexpr int kBlockQ = SPARGE_BLOCK_Q;
-inline constexpr int kBlockK = SPARGE_BLOCK_K;
 
 // Packed operands are made of 32-bit lanes: one float, a pair of int16 or a quad of int8 along the summed dimension
 // (head dimension for QK, keys for PV). A key block holds, for each step of PerLane dims, one lane per key; a value
@@ -34,9 +33,6 @@ inline constexpr int kChannelAlign = 16;  // channels are padded to the widest v
 inline constexpr int PerLane(sparge_precision precision) {
   return precision == SPARGE_PRECISION_FP32 ? 1 : precision == SPARGE_PRECISION_INT16 ? 2 : 4;
 }
-inline constexpr int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-inline constexpr int64_t CeilDiv(int64_t value, int64_t step) { return (value + step - 1) / step; }
-
 // The integers that a kernel can multiply without overflow. Packing obeys; docs/numerics.md has the bounds.
 //
 // A bound on L2 norms is one on sums of products, too (Cauchy-Schwarz), and lets narrow accumulators wrap on the way.
@@ -106,16 +102,6 @@ struct DirectTokens {
 // Scores of the direct kernel are bounded by this, log2 units, so that their differences are finite.
 inline constexpr float kDirectScoreLimit = 1e30f;
 
-// What happens to a score between QK and softmax, log2 units throughout.
-struct ScoreRule {
-  Visible visible;
-  float softcap = 0;  // 0 = off. If on, `shift` is added first, for the cap is not linear.
-  float slope = 0;    // ALiBi
-  sparge_mask_type mask_type = SPARGE_MASK_NONE;
-  const void* mask = nullptr;  // element (row 0 of the query block, key 0)
-  int64_t mask_stride = 0;     // elements from row to row
-};
-
 // The online-softmax state of the rows. Empty: m = -inf, l = 0, o = 0.
 struct RowState {
   float* o;  // count x channels
@@ -142,6 +128,7 @@ struct MassArgs {
   Range blocks;
   float* mass;     // row r, block b: [r * stride + b]
   float* top;      // the same; scratch
+  float* row_top;  // row r: the maximum over all j
   int64_t stride;  // at least blocks.end
 };
 
@@ -172,6 +159,8 @@ struct KernelOps {
   void (*masses[3])(const KernelArgs& args, const MassArgs& to);
   void (*finish)(const FinishArgs&);
 };
+// Of one of Highway's targets; NULL if that was not compiled in.
+const KernelOps* KernelOpsOf(int64_t target);
 
 }  // namespace sparge::impl
 #endif  // SPARGE_SRC_CPU_KERNEL_KERNEL_H_

@@ -1,6 +1,5 @@
 // Compiles the kernels for every target and puts each target's into its table.
-#include "src/cpu/kernel/kernels.h"
-
+#include "src/cpu/kernel/kernel.h"
 #include "src/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -73,7 +72,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace sparge::impl {
 
-const KernelOps* KernelsFor(Isa isa) { SPARGE_RETURN_TABLE_OF(isa, kKernelOps) }
+const KernelOps* KernelOpsOf(int64_t target) { SPARGE_RETURN_TABLE_OF(target, kKernelOps) }
 
 }  // namespace sparge::impl
 #endif  // HWY_ONCE

@@ -18,8 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace sparge::impl {
 namespace HWY_NAMESPACE {
 
-// sum_j 2^(s - tile maximum) of each row, and the maximum, to the place of `block`; rows that do not see it have 0,
-// -inf.
+// sum_j 2^(s - tile maximum) of each row, and the maximum, to the place of `block`; 0 and -inf where a row does not see
+// it.
 template <class P>
 HWY_INLINE void StoreTileSums(uint32_t active, int64_t block, const Pass<P>& pass, const MassArgs& to) {
   const F32 d;
@@ -46,8 +46,8 @@ HWY_INLINE void StoreTileSums(uint32_t active, int64_t block, const Pass<P>& pas
   }
 }
 
-// Brings the sums of one row from the maxima of their tiles to that of the row.
-HWY_INLINE void RebaseRow(Range blocks, const float* top, float* mass) {
+// Brings the sums of one row from the maxima of their tiles to that of the row, which it returns.
+HWY_INLINE float RebaseRow(Range blocks, const float* top, float* mass) {
   const F32 d;
   float row_top = std::numeric_limits<float>::lowest();
   for (int64_t b = blocks.begin; b < blocks.end; ++b) row_top = std::max(row_top, top[b]);
@@ -57,6 +57,7 @@ HWY_INLINE void RebaseRow(Range blocks, const float* top, float* mass) {
     hn::StoreU(hn::Mul(hn::LoadU(d, mass + b), by), d, mass + b);
   }
   for (; b < blocks.end; ++b) mass[b] *= hn::GetLane(Exp2<5>(hn::Set(d, top[b] - row_top)));
+  return row_top;
 }
 
 template <class P>
@@ -73,7 +74,9 @@ void Masses(const KernelArgs& args, const MassArgs& to) {
     TileMaxima(active, pass);
     StoreTileSums(active, block, pass, to);
   }
-  for (int r = 0; r < pass.rows; ++r) RebaseRow(to.blocks, to.top + r * to.stride, to.mass + r * to.stride);
+  for (int r = 0; r < pass.rows; ++r) {
+    to.row_top[r] = RebaseRow(to.blocks, to.top + r * to.stride, to.mass + r * to.stride);
+  }
 }
 
 }  // namespace HWY_NAMESPACE

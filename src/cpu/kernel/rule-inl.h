@@ -23,13 +23,12 @@ namespace sparge::impl {
 namespace HWY_NAMESPACE {
 
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
-inline constexpr float kLog2e = 1.44269504088896340736f;
 
 // A mask element in log2 units. The lowest float, which many programs use for "hidden", must stay finite: it hides only
 // beside others that are larger.
 HWY_INLINE float MaskInLog2(float mask) {
   constexpr float kMost = std::numeric_limits<float>::max();
-  const float scaled = mask * kLog2e;
+  const float scaled = mask * static_cast<float>(kLog2e);
   return std::isinf(scaled) && !std::isinf(mask) ? std::copysign(kMost, mask) : scaled;
 }
 

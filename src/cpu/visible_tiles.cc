@@ -1,0 +1,69 @@
+// Which tiles a mask hides or changes.
+#include "src/cpu/visible_tiles.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "src/base/half.h"
+#include "src/select/block_map.h"
+
+namespace sparge::impl {
+namespace {
+
+enum class MaskTile { kHidden, kPlain, kMixed };
+
+// Reads the mask over the pairs of a tile that are visible by position.
+template <class IsHidden, class IsPlain>
+MaskTile ClassifyPairs(const Visible& visible, const TileRows& row, Range keys, const IsHidden& hidden,
+                       const IsPlain& plain) {
+  bool any_visible = false;
+  bool all_plain = true;
+  for (int64_t i = row.first; i <= row.last; ++i) {
+    const Range seen = visible.KeysOf(i);
+    for (int64_t j = std::max(seen.begin, keys.begin); j < std::min(seen.end, keys.end); ++j) {
+      any_visible |= !hidden(i, j);
+      all_plain &= plain(i, j);
+    }
+    if (any_visible && !all_plain) return MaskTile::kMixed;
+  }
+  return !any_visible ? MaskTile::kHidden : all_plain ? MaskTile::kPlain : MaskTile::kMixed;
+}
+
+// What the mask does to one tile.
+MaskTile ClassifyTile(const Problem& problem, const sparge_run_args& args, const TileRows& row, Range keys) {
+  const Visible& visible = problem.sequences[row.id.sequence].visible;
+  const std::byte* base = MaskRow(problem, args.mask, row.id.sequence, row.id.head, 0);
+  const int64_t stride = args.mask.query_stride;
+  if (problem.mask == SPARGE_MASK_BOOL) {
+    const auto* mask = reinterpret_cast<const uint8_t*>(base);
+    return ClassifyPairs(
+        visible, row, keys, [&](int64_t i, int64_t j) { return mask[i * stride + j] == 0; },
+        [&](int64_t i, int64_t j) { return mask[i * stride + j] != 0; });
+  }
+  constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+  const sparge_dtype dtype = problem.mask == SPARGE_MASK_ADD_F16 ? SPARGE_F16 : SPARGE_F32;
+  return ClassifyPairs(
+      visible, row, keys, [&](int64_t i, int64_t j) { return LoadElement(base, dtype, i * stride + j) == kMinusInf; },
+      [&](int64_t i, int64_t j) { return LoadElement(base, dtype, i * stride + j) == 0.0f; });
+}
+
+}  // namespace
+
+int64_t FindVisible(const Problem& problem, const sparge_run_args& args, const TileRows& row, bool* visible,
+                    uint64_t* masked) {
+  const Sequence& s = problem.sequences[row.id.sequence];
+  const Range blocks = BlocksOf(s.visible.KeysOfAny(row.first, row.last), kBlockK);
+  int64_t eligible = 0;
+  for (int64_t j = 0; j < s.k_blocks; ++j) {
+    visible[j] = j >= blocks.begin && j < blocks.end;
+    if (visible[j] && masked != nullptr) {
+      const MaskTile tile = ClassifyTile(problem, args, row, {j * kBlockK, (j + 1) * kBlockK});
+      visible[j] = tile != MaskTile::kHidden;
+      if (tile == MaskTile::kMixed) SetBit(masked, j);
+    }
+    eligible += visible[j];
+  }
+  return eligible;
+}
+
+}  // namespace sparge::impl

@@ -1,0 +1,279 @@
+// Parts of a larger call: sums that leave and come, global positions, and results joined; as one call over all.
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/test_util.h"
+
+namespace sparge::testing {
+namespace {
+
+constexpr int64_t kHeads = 2, kDim = 64;
+
+// Slow walks, so that tiles differ in mass: some are skipped, and not by chance.
+struct Walk {
+  TestTensor q, k, v;
+
+  Walk(int64_t queries, int64_t keys, uint32_t seed)
+      : q(1, kHeads, queries, kDim), k(1, kHeads, keys, kDim), v(1, kHeads, keys, kDim) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    for (int64_t h = 0; h < kHeads; ++h) {
+      std::vector<float> at(kDim);
+      for (int64_t t = 0; t < keys; ++t) {
+        for (int64_t d = 0; d < kDim; ++d) {
+          at[d] = 0.995f * at[d] + 0.1f * normal(random);
+          k.Set(0, h, t, d, at[d] + 0.5f);  // a mean: parts must not be judged by their own
+          if (t < queries) q.Set(0, h, t, d, 3 * at[d] + 0.1f * normal(random));
+          v.Set(0, h, t, d, normal(random));
+        }
+      }
+    }
+  }
+};
+
+// Tokens [first, first + count) of a (1, heads, tokens, dim) tensor.
+sparge_tensor Slice(const TestTensor& tensor, int64_t first) {
+  sparge_tensor view = tensor.view();
+  view.data = static_cast<float*>(view.data) + first * view.token_stride;
+  return view;
+}
+
+PlanDesc DescOf(int64_t queries, int64_t keys, bool causal, double tau) {
+  PlanDesc desc;
+  desc.batch = 1;
+  desc.q_heads = desc.kv_heads = kHeads;
+  desc.q_tokens = queries;
+  desc.kv_tokens = keys;
+  desc.qk_dim = desc.v_dim = kDim;
+  desc.causal = causal;
+  desc.select = SPARGE_SELECT_FLOOR;
+  desc.params = {-1, tau, 1, SPARGE_PV_SKIP_OFF};
+  return desc;
+}
+
+struct Result {
+  TestTensor o;
+  std::vector<float> lse;
+  std::vector<uint8_t> map;
+};
+
+Result RunPart(const Context& context, const PlanDesc& desc, RunArgs args, const double* pool_lse) {
+  Plan plan(context, desc);
+  const auto [q_blocks, k_blocks] = plan.map_shape();
+  Result result{TestTensor(1, kHeads, desc.q_tokens, kDim), std::vector<float>(kHeads * desc.q_tokens),
+                std::vector<uint8_t>(kHeads * q_blocks * k_blocks)};
+  args.o = result.o.view();
+  args.lse = {result.lse.data(), 0, desc.q_tokens};
+  args.map_out = result.map.data();
+  args.pool_lse = pool_lse;
+  plan.Run(args);
+  return result;
+}
+
+double LogAddExp(double a, double b) {
+  const double top = std::max(a, b);
+  return top == -INFINITY ? top : top + std::log(std::exp(a - top) + std::exp(b - top));
+}
+
+class Parts : public ::testing::TestWithParam<bool> {};
+
+// Keys in three parts of different size: the same tiles as in one call, and the same result when joined.
+TEST_P(Parts, OfTheKeysHaveTheMapOfTheWhole) {
+  const bool causal = GetParam();
+  const int64_t tokens = 1500;
+  const Walk walk(tokens, tokens, 3);
+  const Context context(2);
+  for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT8}) {
+    PlanDesc whole = DescOf(tokens, tokens, causal, 0.8);
+    whole.precision = precision;
+    RunArgs args;
+    args.q = walk.q.view();
+    args.k = walk.k.view();
+    args.v = walk.v.view();
+    const Result wanted = RunPart(context, whole, args, nullptr);
+    const int64_t borders[] = {0, 512, 1088, tokens};
+    std::vector<PlanDesc> descs;
+    std::vector<double> sums;
+    for (int part = 0; part < 3; ++part) {
+      PlanDesc desc = whole;
+      desc.first_key = borders[part];
+      desc.kv_tokens = borders[part + 1] - borders[part];
+      desc.all_queries = desc.all_keys = tokens;
+      descs.push_back(desc);
+      Plan plan(context, desc);
+      std::vector<double> own(kHeads * sparge_plan_pools(plan.get()), 0.0);
+      RunArgs part_args = args;
+      part_args.k = Slice(walk.k, borders[part]);
+      part_args.pool_lse_out = own.data();
+      plan.Predict(part_args);
+      if (part == 0) sums.assign(own.size(), -INFINITY);
+      for (size_t i = 0; i < own.size(); ++i) sums[i] = LogAddExp(sums[i], own[i]);
+    }
+    std::vector<Result> results;
+    int64_t kept = 0, differ = 0;
+    const int64_t q_blocks = (tokens + 127) / 128, k_blocks = (tokens + 63) / 64;
+    for (int part = 0; part < 3; ++part) {
+      RunArgs part_args = args;
+      part_args.k = Slice(walk.k, borders[part]);
+      part_args.v = Slice(walk.v, borders[part]);
+      results.push_back(RunPart(context, descs[part], part_args, sums.data()));
+      const int64_t first = borders[part] / 64, blocks = (descs[part].kv_tokens + 63) / 64;
+      for (int64_t row = 0; row < kHeads * q_blocks; ++row) {
+        for (int64_t j = 0; j < blocks; ++j) {
+          kept += wanted.map[row * k_blocks + first + j];
+          differ += wanted.map[row * k_blocks + first + j] != results[part].map[row * blocks + j];
+        }
+      }
+    }
+    EXPECT_LT(kept, 0.8 * static_cast<double>(std::count(wanted.map.begin(), wanted.map.end(), 0) + kept));
+    // Keys are centred on the mean of their part, so that int8 rounds differently: a tile at the floor may fall.
+    EXPECT_LE(differ, precision == SPARGE_PRECISION_FP32 ? 0 : kept / 50);
+    std::vector<sparge_partial> partials;
+    for (Result& result : results) partials.push_back({result.o.view(), {result.lse.data(), 0, tokens}});
+    TestTensor joined(1, kHeads, tokens, kDim);
+    std::vector<float> lse(kHeads * tokens);
+    const sparge_partial out{joined.view(), {lse.data(), 0, tokens}};
+    Check(sparge_merge_parts(context.get(), 1, kHeads, tokens, kDim, partials.data(), 3, &out));
+    double error = 0, size = 0;
+    for (int64_t h = 0; h < kHeads; ++h) {
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t d = 0; d < kDim; ++d) {
+          error += std::fabs(joined.Get(0, h, t, d) - wanted.o.Get(0, h, t, d));
+          size += std::fabs(wanted.o.Get(0, h, t, d));
+        }
+        EXPECT_NEAR(lse[h * tokens + t], wanted.lse[h * tokens + t], precision == SPARGE_PRECISION_FP32 ? 1e-4 : 0.05);
+      }
+    }
+    // int8 of the whole and of the parts lie about 1.5 % from exact each.
+    EXPECT_LT(error / size, precision == SPARGE_PRECISION_FP32 ? 1e-5 : 0.04);
+  }
+}
+
+// Queries in parts: the same tiles, and the same bits.
+TEST_P(Parts, OfTheQueriesHaveTheBitsOfTheWhole) {
+  const bool causal = GetParam();
+  const int64_t tokens = 4096;
+  const Walk walk(tokens, tokens, 4);
+  const Context context(2);
+  PlanDesc whole = DescOf(tokens, tokens, causal, 0.8);
+  whole.dense_tail = 200;
+  RunArgs args;
+  args.q = walk.q.view();
+  args.k = walk.k.view();
+  args.v = walk.v.view();
+  const Result wanted = RunPart(context, whole, args, nullptr);
+  EXPECT_GT(std::count(wanted.map.begin(), wanted.map.end(), 0), 0);
+  for (int64_t first = 0; first < tokens; first += 1024) {
+    PlanDesc desc = whole;
+    desc.q_tokens = 1024;
+    desc.first_query = first;
+    desc.all_queries = tokens;
+    RunArgs part_args = args;
+    part_args.q = Slice(walk.q, first);
+    const Result part = RunPart(context, desc, part_args, nullptr);
+    for (int64_t h = 0; h < kHeads; ++h) {
+      for (int64_t t = 0; t < 1024; ++t) {
+        ASSERT_EQ(part.lse[h * 1024 + t], wanted.lse[h * tokens + first + t]) << h << " " << first + t;
+        for (int64_t d = 0; d < kDim; ++d) {
+          ASSERT_EQ(part.o.Get(0, h, t, d), wanted.o.Get(0, h, first + t, d)) << h << " " << first + t;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Masks, Parts, ::testing::Bool(),
+                         [](const auto& causal) { return causal.param ? "Causal" : "Full"; });
+
+TEST(Part, WhatDoesNotFitIsRefused) {
+  const Context context(1);
+  const auto refusal = [&](const std::function<void(PlanDesc&)>& change) {
+    PlanDesc desc = DescOf(256, 256, true, 0.8);
+    change(desc);
+    try {
+      Plan plan(context, desc);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal([](PlanDesc& d) { d.all_keys = d.all_queries = 512; }), "");
+  EXPECT_NE(refusal([](PlanDesc& d) { d.first_key = 64; }).find("first_key=64"), std::string::npos);
+  EXPECT_NE(refusal([](PlanDesc& d) { d.first_key = 32, d.all_keys = 512; }).find("first_key=32"), std::string::npos);
+  EXPECT_NE(refusal([](PlanDesc& d) { d.first_key = 320, d.all_keys = 512; }).find("first_key=320"), std::string::npos);
+  EXPECT_NE(refusal([](PlanDesc& d) { d.first_query = 64, d.all_queries = 512; }).find("first_query=64"),
+            std::string::npos);
+  EXPECT_NE(refusal([](PlanDesc& d) { d.all_keys = 128; }).find("all_keys=128"), std::string::npos);
+  for (const sparge_select select : {SPARGE_SELECT_CDF, SPARGE_SELECT_TOPK}) {
+    const auto text = refusal([&](PlanDesc& d) { d.all_keys = 512, d.select = select; });
+    EXPECT_NE(text.find("part of the keys"), std::string::npos) << text;
+  }
+  // A part that is run without the sums of the whole would be judged by itself.
+  PlanDesc desc = DescOf(256, 256, true, 0.8);
+  desc.all_keys = desc.all_queries = 512;
+  const Walk walk(256, 256, 5);
+  RunArgs args;
+  args.q = walk.q.view();
+  args.k = walk.k.view();
+  args.v = walk.v.view();
+  EXPECT_THROW(RunPart(context, desc, args, nullptr), Error);
+}
+
+// Any number of parts, on any number of threads; empty ones and NaN in rows that nobody wrote do no harm.
+TEST(MergeParts, JoinsAnyNumber) {
+  const int64_t heads = 3, tokens = 130, dim = 40;
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  for (const int64_t count : {1, 2, 3, 8}) {
+    std::vector<TestTensor> o;
+    std::vector<std::vector<float>> lse;
+    for (int64_t p = 0; p < count; ++p) {
+      o.emplace_back(1, heads, tokens, dim, p % 2 == 1 ? SPARGE_F16 : SPARGE_F32);
+      lse.emplace_back(heads * tokens);
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t t = 0; t < tokens; ++t) {
+          const bool empty = (t + p) % 5 == 0;
+          lse[p][h * tokens + t] = empty ? -kInf : 3 * normal(random);
+          for (int64_t d = 0; d < dim; ++d) o[p].Set(0, h, t, d, empty ? kNan : normal(random));
+        }
+      }
+    }
+    std::vector<sparge_partial> parts;
+    for (int64_t p = 0; p < count; ++p) parts.push_back({o[p].view(), {lse[p].data(), 0, tokens}});
+    std::vector<TestTensor> joined;
+    std::vector<std::vector<float>> sums;
+    for (const int threads : {1, 2, 3}) {
+      const Context context(threads);
+      joined.emplace_back(1, heads, tokens, dim);
+      sums.emplace_back(heads * tokens);
+      const sparge_partial out{joined.back().view(), {sums.back().data(), 0, tokens}};
+      Check(sparge_merge_parts(context.get(), 1, heads, tokens, dim, parts.data(), count, &out));
+    }
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t t = 0; t < tokens; ++t) {
+        double all = 0;
+        std::vector<double> wanted(dim);
+        for (int64_t p = 0; p < count; ++p) {
+          const double weight = std::exp(static_cast<double>(lse[p][h * tokens + t]));
+          all += weight;
+          for (int64_t d = 0; d < dim && weight > 0; ++d) wanted[d] += weight * o[p].Get(0, h, t, d);
+        }
+        // A few roundings of numbers up to 4.
+        for (int64_t d = 0; d < dim; ++d) {
+          EXPECT_NEAR(joined[0].Get(0, h, t, d), all > 0 ? wanted[d] / all : 0.0, 4e-6);
+          EXPECT_EQ(joined[1].Get(0, h, t, d), joined[0].Get(0, h, t, d));
+          EXPECT_EQ(joined[2].Get(0, h, t, d), joined[0].Get(0, h, t, d));
+        }
+        if (all > 0) {
+          EXPECT_NEAR(sums[0][h * tokens + t], std::log(all), 4e-6);
+        } else {
+          EXPECT_EQ(sums[0][h * tokens + t], -kInf);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sparge::testing
