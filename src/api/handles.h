@@ -8,12 +8,15 @@
 #include <vector>
 
 #include "src/base/threads.h"
+#include "src/base/workspaces.h"
 #include "src/calibrate/calibration.h"
+#include "src/layer/layer.h"
 #include "src/problem/problem.h"
 
 struct sparge_context {
   std::unique_ptr<sparge::impl::Pool> pool;  // NULL if the caller brought an executor
   sparge::impl::Runtime runtime;
+  sparge::impl::Workspaces workspaces;  // for calls that bring none
 };
 
 struct sparge_plan {
@@ -23,8 +26,8 @@ struct sparge_plan {
   const sparge::impl::Plan& front() const { return plans.front(); }
 };
 
-struct sparge_calibration {
-  sparge::impl::Calibration calibration;
+struct sparge_layer {
+  sparge::impl::Layer layer;
 };
 
 #endif  // SPARGE_SRC_API_HANDLES_H_

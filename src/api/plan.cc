@@ -1,4 +1,6 @@
 // Plans and what is done with them: run, predict, calibrate, the reference; and orders of tokens.
+#include "src/api/plan.h"
+
 #include <sparge/sparge.h>
 
 #include <algorithm>
@@ -30,6 +32,21 @@ sparge_run_args CheckedArgs(const sparge_plan& plan, const sparge_run_args* give
 }
 
 }  // namespace
+
+std::unique_ptr<sparge_plan> MakePlan(const sparge_context& context, const sparge_plan_desc& desc) {
+  Calibration* calibration = desc.calibration == nullptr ? nullptr : &desc.calibration->calibration;
+  SPARGE_REQUIRE(calibration == nullptr || calibration->q_heads() == desc.q_heads,
+                 "q_heads=%" PRId64 " is not the %" PRId64 " of the calibration", desc.q_heads, calibration->q_heads());
+  auto plan = std::make_unique<sparge_plan>(sparge_plan{MakePlans(context.runtime, desc, calibration), 0, 0});
+  plan->workspace_size = WorkspaceSize(plan->plans);
+  plan->cache_size = CacheSize(plan->plans);
+  return plan;
+}
+
+void RunPlan(const sparge_plan& plan, const sparge_run_args* args) {
+  Attend(plan.plans, CheckedArgs(plan, args, Call::kRun));
+}
+
 }  // namespace sparge::impl
 
 using namespace sparge::impl;  // NOLINT: this file is the edge between the C names and the namespace
@@ -66,14 +83,7 @@ sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc
     *out = nullptr;
     SPARGE_REQUIRE(context != nullptr, "context is NULL");
     const sparge_plan_desc desc = CopySized("desc", given, Defaults(&sparge_plan_desc_init_sized));
-    Calibration* calibration = desc.calibration == nullptr ? nullptr : &desc.calibration->calibration;
-    SPARGE_REQUIRE(calibration == nullptr || calibration->q_heads() == desc.q_heads,
-                   "q_heads=%" PRId64 " is not the %" PRId64 " of the calibration", desc.q_heads,
-                   calibration->q_heads());
-    auto plan = std::make_unique<sparge_plan>(sparge_plan{MakePlans(context->runtime, desc, calibration), 0, 0});
-    plan->workspace_size = WorkspaceSize(plan->plans);
-    plan->cache_size = CacheSize(plan->plans);
-    *out = plan.release();
+    *out = MakePlan(*context, desc).release();
   });
 }
 
@@ -89,7 +99,7 @@ void sparge_run_args_init_sized(sparge_run_args* args, size_t size) { InitSized(
 void sparge_stats_init_sized(sparge_stats* stats, size_t size) { InitSized(stats, size, {}); }
 
 sparge_status sparge_run(const sparge_plan* plan, const sparge_run_args* args) {
-  return Guard([&] { Attend(CheckedPlan(plan).plans, CheckedArgs(CheckedPlan(plan), args, Call::kRun)); });
+  return Guard([&] { RunPlan(CheckedPlan(plan), args); });
 }
 
 sparge_status sparge_predict(const sparge_plan* plan, const sparge_run_args* args) {

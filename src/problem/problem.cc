@@ -147,6 +147,8 @@ void CheckGrid(const sparge_plan_desc& desc) {
   SPARGE_REQUIRE(desc.cache_tokens == 0, "cache_tokens=%" PRId64 " %s", desc.cache_tokens, with);
 }
 
+}  // namespace
+
 void CheckDescriptor(const sparge_plan_desc& desc) {
   CheckShapes(desc);
   SPARGE_REQUIRE((desc.q_offsets == nullptr) == (desc.kv_offsets == nullptr), "%s is missing",
@@ -169,6 +171,8 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
   CheckCache(desc);
   CheckGrid(desc);
 }
+
+namespace {
 
 // Text as it lies, the grid along the curve.
 std::vector<int32_t> CurveOrder(const sparge_plan_desc& desc) {
