@@ -403,22 +403,23 @@ SPARGE_API sparge_status sparge_merge_parts(sparge_context* context, int64_t bat
 SPARGE_API sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t tokens, int64_t dim,
                                       const sparge_partial* a, const sparge_partial* b, const sparge_partial* out);
 
-/* ------------------------------------------------------------------ layer: all that a model keeps per attention layer
- */
+/* ------------------------------------------------------------------ layer: what a model keeps per attention layer */
 
 /* Policy in one place: how exact, which tiles, when nothing is skipped, which keys stay packed. A client makes one
  * layer per attention layer of a model, tells each call what is asked (shapes, scores, tensors), and shows what the
  * layer says.
  *
- * What a layer decides, per call:
+ * What a layer decides, per call (of a packed batch, the longest sequence counts, and one that goes on or ends):
  *   few queries   up to SPARGE_FEW_QUERIES (decoding), or fewer keys than min_keys: every tile
  *   tiles         auto, by a calibration of its own for each kind of call (heads, head sizes, causal or not); or by its
  *                 preset; or every tile (target_l1 0)
  *   last queries  of a prompt keep every tile (dense_tail): a causal call of all its keys at once, or one of fewer
- *                 queries than an earlier one, which is how a prompt in batches ends
- *   samples       a call that goes on with a prompt, against more keys than queries, is small and unlike the last one:
- *                 it is sampled anew
- *   keys          that such a call meets are kept packed for the next one (keep_keys) */
+ *                 queries than an earlier one of its kind, which is how a prompt in batches ends
+ *   samples       a causal call that goes on with a prompt, against more keys than queries, is small and unlike the
+ *                 last one: it is sampled anew
+ *   keys          that such a call meets are kept packed for the next one (keep_keys), unless it has offsets or a mask.
+ *                 Where there is no memory for that, the call does without
+ * Where every tile is computed there is no PV skip either. */
 typedef struct sparge_layer sparge_layer;
 
 #define SPARGE_FEW_QUERIES 64
@@ -427,8 +428,8 @@ typedef struct sparge_layer sparge_layer;
 typedef struct sparge_layer_preset {
   size_t struct_size;
   int64_t q_heads, kv_heads, qk_dim, v_dim; /* a call of other shapes is refused */
-  int32_t causal;                           /* a call that differs has these precisions, and every tile */
-  sparge_select select;                     /* ALL, CDF or FLOOR */
+  int32_t causal;       /* a call that differs, and has no mask, has these precisions and every tile */
+  sparge_select select; /* ALL, CDF or FLOOR */
   sparge_predictor predictor;
   const sparge_head_params* heads;        /* q_heads entries */
   const sparge_precision* head_precision; /* q_heads entries */
@@ -444,8 +445,9 @@ typedef struct sparge_layer_desc {
   double pv_l1;     /* negative = SPARGE_PV_ROOM * target_l1 */
   double round_l1;
   uint64_t seed;
-  int32_t precision;                 /* a sparge_precision; SPARGE_PRECISION_AUTO = int8, and fp32 if target_l1 is 0 */
-  const sparge_layer_preset* preset; /* instead of calibrations, with target_l1 as it was; NULL = none; copied */
+  /* A sparge_precision: at least this. SPARGE_PRECISION_AUTO = int8, and fp32 if target_l1 is 0. */
+  int32_t precision;
+  const sparge_layer_preset* preset; /* instead of calibrations, with the bounds as they were; NULL = none; copied */
   int32_t remembers;                 /* 1; 0 = nothing is kept from call to call: each one calibrates for itself */
   int32_t keep_keys;                 /* 1; 0 = keys are packed anew in every call */
   int64_t min_keys;                  /* 1024 */
@@ -459,7 +461,7 @@ typedef struct sparge_layer_desc {
 typedef struct sparge_layer_totals {
   size_t struct_size;
   int64_t calls;
-  int64_t dense_calls; /* of these: so few queries or keys, or so small a bound, that nothing could be skipped */
+  int64_t dense_calls; /* of these, those that could skip nothing: by a rule above, or because they were told so */
   double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms, calibrate_ms;
   int64_t key_blocks, key_blocks_reused;
   sparge_head_stats tiles;
@@ -485,13 +487,14 @@ SPARGE_API void sparge_layer_destroy(sparge_layer* layer); /* NULL is allowed */
 SPARGE_API sparge_status sparge_layer_run(sparge_layer* layer, sparge_context* context, const sparge_plan_desc* desc,
                                           const sparge_run_args* args, uint32_t flags);
 SPARGE_API sparge_status sparge_layer_get_totals(const sparge_layer* layer, sparge_layer_totals* out);
-/* What a user should know and has not been told yet, one line, or NULL; once each. Valid until the next call. */
+/* What a user should know and has not been told yet, one line, or NULL; once each. The text is never freed. */
 SPARGE_API const char* sparge_layer_notice(sparge_layer* layer);
-/* The calibrations made so far, one per kind of call; they live as long as the layer. */
+/* The calibrations made so far, one per kind of call; NULL beyond them. They live until the layer is restored or
+ * destroyed. */
 SPARGE_API int64_t sparge_layer_calibrations(const sparge_layer* layer);
 SPARGE_API const sparge_calibration* sparge_layer_calibration(const sparge_layer* layer, int64_t index);
-/* What it learned (calibrations, not keys and totals) as bytes, as sparge_calibration_save; and back into a layer made
- * with the same descriptor, which forgets what it knew. */
+/* What it learned (not keys and totals) as bytes, as sparge_calibration_save; and back into a layer made with the same
+ * descriptor, which forgets what it knew. Other bounds or another seed are refused. */
 SPARGE_API sparge_status sparge_layer_save(const sparge_layer* layer, void* buffer, size_t* size);
 SPARGE_API sparge_status sparge_layer_restore(sparge_layer* layer, const void* data, size_t size);
 

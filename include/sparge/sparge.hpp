@@ -62,6 +62,16 @@ struct HeadEstimate : sparge_head_estimate {
   HeadEstimate() { sparge_head_estimate_init(this); }
 };
 
+struct LayerDesc : sparge_layer_desc {
+  LayerDesc() { sparge_layer_desc_init(this); }
+};
+struct LayerPreset : sparge_layer_preset {
+  LayerPreset() { sparge_layer_preset_init(this); }
+};
+struct LayerTotals : sparge_layer_totals {
+  LayerTotals() { sparge_layer_totals_init(this); }
+};
+
 // View of a contiguous (batch, heads, tokens, dim) tensor; `Token` is (batch, tokens, heads, dim).
 inline sparge_tensor ViewHeads(const void* data, sparge_dtype dtype, int64_t heads, int64_t tokens, int64_t dim) {
   return {const_cast<void*>(data), dtype, heads * tokens * dim, tokens * dim, dim};
@@ -194,6 +204,55 @@ class Plan {
   std::unique_ptr<sparge_plan, DestroyPlan> plan_;
   std::unique_ptr<std::byte[], FreeAligned> workspace_;
   size_t size_ = 0;
+};
+
+// All that a model keeps per attention layer.
+class Layer {
+ public:
+  explicit Layer(const sparge_layer_desc& desc = LayerDesc()) {
+    sparge_layer* layer = nullptr;
+    Check(sparge_layer_create(&desc, &layer));
+    layer_.reset(layer);
+  }
+  void Run(const Context& context, const sparge_plan_desc& desc, const sparge_run_args& args, uint32_t flags = 0) {
+    Check(sparge_layer_run(layer_.get(), context.get(), &desc, &args, flags));
+  }
+  LayerTotals Totals() const {
+    LayerTotals totals;
+    Check(sparge_layer_get_totals(layer_.get(), &totals));
+    return totals;
+  }
+  // NULL if there is nothing new to say.
+  const char* Notice() { return sparge_layer_notice(layer_.get()); }
+  // What is known of the heads, one vector per calibration.
+  std::vector<std::vector<HeadEstimate>> Heads() const {
+    std::vector<std::vector<HeadEstimate>> all;
+    for (int64_t i = 0; i < sparge_layer_calibrations(layer_.get()); ++i) {
+      const sparge_calibration* calibration = sparge_layer_calibration(layer_.get(), i);
+      std::vector<HeadEstimate>& heads = all.emplace_back(sparge_calibration_heads(calibration));
+      for (size_t h = 0; h < heads.size(); ++h) {
+        Check(sparge_calibration_head(calibration, static_cast<int64_t>(h), &heads[h]));
+      }
+    }
+    return all;
+  }
+  std::vector<std::byte> Save() const {
+    size_t size = 0;
+    Check(sparge_layer_save(layer_.get(), nullptr, &size));
+    std::vector<std::byte> bytes(size);
+    Check(sparge_layer_save(layer_.get(), bytes.data(), &size));
+    return bytes;
+  }
+  void Restore(const std::vector<std::byte>& saved) {
+    Check(sparge_layer_restore(layer_.get(), saved.data(), saved.size()));
+  }
+  sparge_layer* get() const { return layer_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(sparge_layer* layer) const { sparge_layer_destroy(layer); }
+  };
+  std::unique_ptr<sparge_layer, Destroy> layer_;
 };
 
 }  // namespace sparge

@@ -7,24 +7,27 @@
 #include <memory>
 
 #include "src/base/threads.h"
+#include "src/base/workspaces.h"
 #include "src/calibrate/calibration.h"
 #include "src/device.h"
+#include "src/layer/layer.h"
 
 struct sparge_context {
   std::unique_ptr<sparge::impl::Pool> pool;  // NULL if the caller brought an executor
   sparge_executor executor;
   std::unique_ptr<sparge::impl::Device> device;
+  sparge::impl::Workspaces workspaces;  // for calls that bring none
 };
 
 struct sparge_plan {
-  sparge_context* context;
+  const sparge_context* context;
   std::unique_ptr<sparge::impl::DevicePlan> on_device;
 
   const sparge::impl::Problem& problem() const { return on_device->problem(); }
 };
 
-struct sparge_calibration {
-  sparge::impl::Calibration calibration;
+struct sparge_layer {
+  sparge::impl::Layer layer;
 };
 
 #endif  // SPARGE_SRC_API_HANDLES_H_

@@ -1,4 +1,6 @@
 // Plans and what is done with them: run, predict, calibrate, the reference; and orders of tokens.
+#include "src/api/plan.h"
+
 #include <sparge/sparge.h>
 
 #include <algorithm>
@@ -29,6 +31,18 @@ sparge_run_args CheckedArgs(const sparge_plan& plan, const sparge_run_args* give
 }
 
 }  // namespace
+
+std::unique_ptr<sparge_plan> MakePlan(const sparge_context& context, const sparge_plan_desc& desc) {
+  Calibration* calibration = desc.calibration == nullptr ? nullptr : &desc.calibration->calibration;
+  SPARGE_REQUIRE(calibration == nullptr || calibration->q_heads() == desc.q_heads,
+                 "q_heads=%" PRId64 " is not the %" PRId64 " of the calibration", desc.q_heads, calibration->q_heads());
+  return std::make_unique<sparge_plan>(sparge_plan{&context, context.device->Prepare(MakeProblems(desc, calibration))});
+}
+
+void RunPlan(const sparge_plan& plan, const sparge_run_args* args) {
+  plan.on_device->Run(CheckedArgs(plan, args, Call::kRun));
+}
+
 }  // namespace sparge::impl
 
 using namespace sparge::impl;  // NOLINT: this file is the edge between the C names and the namespace
@@ -65,14 +79,7 @@ sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc
     *out = nullptr;
     SPARGE_REQUIRE(context != nullptr, "context is NULL");
     const sparge_plan_desc desc = CopySized("desc", given, Defaults(&sparge_plan_desc_init_sized));
-    Calibration* calibration = desc.calibration == nullptr ? nullptr : &desc.calibration->calibration;
-    SPARGE_REQUIRE(calibration == nullptr || calibration->q_heads() == desc.q_heads,
-                   "q_heads=%" PRId64 " is not the %" PRId64 " of the calibration", desc.q_heads,
-                   calibration->q_heads());
-    auto plan = std::make_unique<sparge_plan>();
-    plan->context = context;
-    plan->on_device = context->device->Prepare(MakeProblems(desc, calibration));
-    *out = plan.release();
+    *out = MakePlan(*context, desc).release();
   });
 }
 
@@ -92,7 +99,7 @@ void sparge_stats_init_sized(sparge_stats* stats, size_t size) { InitSized(stats
 int64_t sparge_plan_pools(const sparge_plan* plan) { return plan == nullptr ? 0 : plan->on_device->pools(); }
 
 sparge_status sparge_run(const sparge_plan* plan, const sparge_run_args* args) {
-  return Guard([&] { CheckedPlan(plan).on_device->Run(CheckedArgs(*plan, args, Call::kRun)); });
+  return Guard([&] { RunPlan(CheckedPlan(plan), args); });
 }
 
 sparge_status sparge_predict(const sparge_plan* plan, const sparge_run_args* args) {

@@ -143,4 +143,9 @@ struct Calibration {
 void CheckBounds(double target_l1, double pv_l1);
 
 }  // namespace sparge::impl
+
+// The public handle: here, because layers hand out their own.
+struct sparge_calibration {
+  sparge::impl::Calibration calibration;
+};
 #endif  // SPARGE_SRC_CALIBRATE_CALIBRATION_H_

@@ -181,6 +181,8 @@ void CheckGrid(const sparge_plan_desc& desc) {
   SPARGE_REQUIRE(desc.all_keys == 0, "all_keys=%" PRId64 " %s", desc.all_keys, with);
 }
 
+}  // namespace
+
 void CheckDescriptor(const sparge_plan_desc& desc) {
   CheckShapes(desc);
   SPARGE_REQUIRE((desc.q_offsets == nullptr) == (desc.kv_offsets == nullptr), "%s is missing",
@@ -204,6 +206,8 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
   CheckGrid(desc);
   CheckPlace(desc);
 }
+
+namespace {
 
 // Text as it lies, the grid along the curve.
 std::vector<int32_t> CurveOrder(const sparge_plan_desc& desc) {

@@ -104,6 +104,9 @@ struct HeadChoice {
   }
 };
 
+// Throws Failure if something in it cannot be.
+void CheckDescriptor(const sparge_plan_desc& desc);
+
 // One problem per precision that its heads may need, fewer bits first: a call computes the heads of each in turn.
 // Throws Failure.
 std::vector<Problem> MakeProblems(const sparge_plan_desc& desc, Calibration* calibration);

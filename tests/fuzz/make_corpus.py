@@ -134,7 +134,7 @@ PRESET = {
 
 
 def calibration(magic=b"spargeC2", heads=1, grid=64 + 1000 * 8 + 1000000 * 14, numbers=None, choice=(0, 0, 0, 0, 0)):
-    """What src/calibration.cc saves: header, then per head its numbers and its choice."""
+    """What src/calibrate/calibration.cc saves: header, then per head its numbers and its choice."""
     numbers = [0.0] * 3715 if numbers is None else numbers
     head = struct.pack("<%dd5i" % len(numbers), *numbers, *choice)
     return magic + struct.pack("<QQQQd", heads, 7, 3, grid, 0.05) + head * min(heads, 4)
@@ -152,7 +152,44 @@ CALIBRATION = {
     "bad_short": calibration()[:100],
 }
 
-for folder, files in (("calibration", CALIBRATION), ("npy", NPY), ("preset", PRESET), ("safetensors", SAFETENSORS)):
+
+def kind(q_heads=1, kv_heads=1, qk_dim=64, v_dim=64, causal=1, most_queries=512, saved=b"", length=None):
+    """One kind of call of a layer, with its calibration."""
+    length = len(saved) if length is None else length
+    return struct.pack("<6qQ", q_heads, kv_heads, qk_dim, v_dim, causal, most_queries, length) + saved
+
+
+def layer(*kinds, magic=b"spargeL1", bounds=(0.015, 0.01875, 0.05), seed=0, count=None):
+    """What src/layer/saved.cc writes: header, then the kinds."""
+    header = magic + struct.pack("<3dQQ", *bounds, seed, len(kinds) if count is None else count)
+    return header + b"".join(kinds)
+
+
+LAYER = {
+    "ok_new": layer(),
+    "ok_dense": layer(kind(), kind(causal=0), kind(q_heads=32, kv_heads=8, v_dim=576)),
+    "ok_calibrated": layer(kind(causal=0), kind(saved=calibration())),
+    "bad_magic": layer(magic=b"spargeL0"),
+    "bad_bounds": layer(bounds=(0.02, 0.025, 0.05)),
+    "bad_seed": layer(seed=1),
+    "bad_count": layer(kind(), count=2),
+    "bad_many": layer(count=(1 << 64) - 1),
+    "bad_trailing": layer(kind(), count=0),
+    "bad_twice": layer(kind(), kind()),
+    "bad_heads": layer(kind(q_heads=0)),
+    "bad_groups": layer(kind(q_heads=4, kv_heads=3)),
+    "bad_dim": layer(kind(qk_dim=577)),
+    "bad_causal": layer(kind(causal=2)),
+    "bad_queries": layer(kind(most_queries=-1)),
+    "bad_length": layer(kind(length=(1 << 64) - 1)),
+    "bad_other_heads": layer(kind(q_heads=2, saved=calibration())),
+    "bad_calibration": layer(kind(saved=calibration()[:100])),
+    "bad_short": layer()[:47],
+    "bad_nothing": b"",
+}
+
+FOLDERS = {"calibration": CALIBRATION, "layer": LAYER, "npy": NPY, "preset": PRESET, "safetensors": SAFETENSORS}
+for folder, files in FOLDERS.items():
     (HERE / folder).mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (HERE / folder / name).write_bytes(content)
