@@ -96,8 +96,8 @@ class RunArgs(c.Structure):
     ]
 
 
-INIT = {"sparge_context_desc_init": ContextDesc, "sparge_plan_desc_init": PlanDesc,
-        "sparge_run_args_init": RunArgs, "sparge_stats_init": Stats}
+INIT = {ContextDesc: "sparge_context_desc_init_sized", PlanDesc: "sparge_plan_desc_init_sized",
+        RunArgs: "sparge_run_args_init_sized", Stats: "sparge_stats_init_sized"}
 CALLS = ("sparge_context_create", "sparge_plan_create", "sparge_run", "sparge_reference")
 
 
@@ -118,16 +118,10 @@ class Library:
         self.version = self.dll.sparge_version().decode()
 
     def init(self, struct):
-        """A struct as its `_init` function leaves it. The library may know a longer one than this module does (public
-        structs only grow), so it writes into spare room, and the struct keeps the size that this module knows."""
-        function = next(name for name, known in INIT.items() if known is struct)
-        room = c.create_string_buffer(c.sizeof(struct) + 4096)
-        getattr(self.dll, function)(room)
-        made = struct.from_buffer_copy(room)
-        if made.struct_size < c.sizeof(struct):
-            raise RuntimeError(f"{self.path}: {struct.__name__} has {made.struct_size} bytes in the library and "
-                               f"{c.sizeof(struct)} in bench/sparge_ctypes.py: they do not belong together")
-        made.struct_size = c.sizeof(struct)
+        """A struct as its initialiser leaves it. The library may know a longer one than this module does (public structs
+        only grow), and is told how long this one is."""
+        made = struct()
+        getattr(self.dll, INIT[struct])(c.byref(made), c.c_size_t(c.sizeof(struct)))
         return made
 
     def call(self, name, *args):

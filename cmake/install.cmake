@@ -7,7 +7,7 @@ install(DIRECTORY include/sparge DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_M
 install(EXPORT spargeTargets NAMESPACE sparge:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
 configure_package_config_file(cmake/spargeConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/spargeConfig.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
-write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/spargeConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/spargeConfigVersion.cmake COMPATIBILITY ${SPARGE_COMPATIBILITY})
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/spargeConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/spargeConfigVersion.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
 # Relative to its own place, so that it stays true under `cmake --install --prefix`.

@@ -83,8 +83,8 @@ TEST(Api, BadPlans) {
       {"pv_skip=-1", [](PlanDesc& d) { d.params.pv_skip = -1; }},
       {"pv_skip=nan", [=](PlanDesc& d) { d.params.pv_skip = nan; }},
       {"heads[1].tau=1.5", [](PlanDesc& d) { d.heads = heads; }},
-      {"struct_size", [](PlanDesc& d) { d.struct_size = 3; }},
-      {"struct_size", [](PlanDesc& d) { d.struct_size = sizeof(d) + 8; }},
+      {"desc.struct_size=3 is not that of a header", [](PlanDesc& d) { d.struct_size = 3; }},
+      {"desc.struct_size=18446744073709551615", [](PlanDesc& d) { d.struct_size = ~size_t{0}; }},
   };
   const Context context(1);
   for (const BadDesc& c : cases) {
@@ -129,7 +129,7 @@ TEST(Api, BadRuns) {
        [](RunArgs& a) {
          a.lse = {static_cast<float*>(a.o.data), -1, 0};
        }},
-      {"args.struct_size", [](RunArgs& a) { a.struct_size = 0; }},
+      {"args.struct_size=0 is not that of a header", [](RunArgs& a) { a.struct_size = 0; }},
   };
   const Context context(1);
   const PlanDesc desc = SmallDesc();
@@ -304,7 +304,7 @@ TEST(Api, MergeJoinsSplitKeysExactly) {
 
 TEST(Api, TextsForAllStatuses) {
   for (int status = 0; status <= 5; ++status) EXPECT_NE(*sparge_status_text(static_cast<sparge_status>(status)), '\0');
-  EXPECT_STREQ(sparge_version(), "0.3.0");
+  EXPECT_STREQ(sparge_version(), "0.4.0");
 }
 
 }  // namespace

@@ -6,7 +6,9 @@
  * Structs that may grow begin with their size: call the `_init` function, then set what you need. It is inline, so that
  * the size is that of the header you compile with: a newer library never writes past it, and takes its own defaults for
  * what your header lacks. From another language call `_init_sized` with the size of your own struct. Structs without a
- * size are final. Every function that can fail returns a status; `sparge_last_error` has the detail, per thread.
+ * size are final. So a program that was compiled with this header, or with that of 0.3, goes on working with every
+ * later library of the same major version. Every function that can fail returns a status; `sparge_last_error` has the
+ * detail, per thread.
  *
  * This header compiles as C11 and as C++. `sparge.hpp` is the C++20 comfort over it.
  */
@@ -20,6 +22,11 @@
 #define SPARGE_API __attribute__((visibility("default")))
 #else
 #define SPARGE_API
+#endif
+#if defined(__GNUC__)
+#define SPARGE_OLD_NAME(now) __attribute__((deprecated("it is " now " since 0.4")))
+#else
+#define SPARGE_OLD_NAME(now)
 #endif
 
 #ifdef __cplusplus
@@ -62,6 +69,10 @@ typedef struct sparge_executor {
   int32_t workers; /* 1 or more */
   void (*run)(void* self, int32_t workers, sparge_task task, void* arg);
 } sparge_executor;
+SPARGE_API void sparge_executor_init_sized(sparge_executor* executor, size_t size);
+static inline void sparge_executor_init(sparge_executor* executor) {
+  sparge_executor_init_sized(executor, sizeof(*executor));
+}
 
 typedef struct sparge_context sparge_context;
 
@@ -116,7 +127,11 @@ typedef enum sparge_dtype { SPARGE_F32 = 0, SPARGE_F16 = 1, SPARGE_BF16 = 2 } sp
 typedef enum sparge_precision {
   SPARGE_PRECISION_FP32 = 0,
   SPARGE_PRECISION_INT16 = 1,
-  SPARGE_PRECISION_INT8 = 2
+  SPARGE_PRECISION_INT8 = 2,
+  /* One letter from SPARGE_F32, which is a type: in C the two went in each other's place without a word. */
+  SPARGE_FP32 SPARGE_OLD_NAME("SPARGE_PRECISION_FP32") = 0,
+  SPARGE_INT16 SPARGE_OLD_NAME("SPARGE_PRECISION_INT16") = 1,
+  SPARGE_INT8 SPARGE_OLD_NAME("SPARGE_PRECISION_INT8") = 2
 } sparge_precision;
 typedef enum sparge_select {
   SPARGE_SELECT_ALL = 0,  /* dense: every visible tile */
@@ -272,7 +287,10 @@ typedef struct sparge_stats {
   int32_t threads;
   const char* isa;
   double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms;
-  double calibrate_ms;                   /* samples for the calibration of SELECT_AUTO */
+  union {
+    double calibrate_ms; /* samples for the calibration of SELECT_AUTO */
+    double measure_ms SPARGE_OLD_NAME("calibrate_ms");
+  };
   int64_t key_blocks, key_blocks_reused; /* of all kv heads, once per precision: those needed; found in the cache */
 } sparge_stats;
 

@@ -9,12 +9,20 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+// Symbols carry the version of the header: two parts of one process may be compiled with different ones, and the loader
+// must not give the constructor of a smaller struct to a larger one.
+#define SPARGE_HPP_JOIN(major, minor) v##major##_##minor
+#define SPARGE_HPP_VERSION(major, minor) SPARGE_HPP_JOIN(major, minor)
+#define SPARGE_HPP_NAMESPACE SPARGE_HPP_VERSION(SPARGE_VERSION_MAJOR, SPARGE_VERSION_MINOR)
+
 namespace sparge {
+inline namespace SPARGE_HPP_NAMESPACE {
 
 // A failed call: the status, and as text the detail that names the argument and the value.
 class Error : public std::runtime_error {
@@ -35,6 +43,9 @@ inline void Check(sparge_status status) {
 }
 
 // Descriptors with the defaults filled in.
+struct ContextDesc : sparge_context_desc {
+  ContextDesc() { sparge_context_desc_init(this); }
+};
 struct PlanDesc : sparge_plan_desc {
   PlanDesc() { sparge_plan_desc_init(this); }
 };
@@ -61,7 +72,6 @@ struct CalibrationDesc : sparge_calibration_desc {
 struct HeadEstimate : sparge_head_estimate {
   HeadEstimate() { sparge_head_estimate_init(this); }
 };
-
 struct LayerDesc : sparge_layer_desc {
   LayerDesc() { sparge_layer_desc_init(this); }
 };
@@ -72,7 +82,7 @@ struct LayerTotals : sparge_layer_totals {
   LayerTotals() { sparge_layer_totals_init(this); }
 };
 
-// View of a contiguous (batch, heads, tokens, dim) tensor; `Token` is (batch, tokens, heads, dim).
+// Views of contiguous tensors: ViewHeads of (batch, heads, tokens, dim), ViewTokens of (batch, tokens, heads, dim).
 inline sparge_tensor ViewHeads(const void* data, sparge_dtype dtype, int64_t heads, int64_t tokens, int64_t dim) {
   return {const_cast<void*>(data), dtype, heads * tokens * dim, tokens * dim, dim};
 }
@@ -94,15 +104,13 @@ inline std::vector<int64_t> TokenOrder(sparge_order order, const std::array<int6
 class Context {
  public:
   explicit Context(int32_t threads = 0, const char* isa = nullptr) {
-    sparge_context_desc desc;
-    sparge_context_desc_init(&desc);
+    ContextDesc desc;
     desc.threads = threads;
     desc.isa = isa;
     Create(desc);
   }
   explicit Context(const sparge_executor& executor, const char* isa = nullptr) {
-    sparge_context_desc desc;
-    sparge_context_desc_init(&desc);
+    ContextDesc desc;
     desc.executor = &executor;
     desc.isa = isa;
     Create(desc);
@@ -123,7 +131,46 @@ class Context {
   std::unique_ptr<sparge_context, Destroy> context_;
 };
 
-// Error bounds instead of parameters: one per layer, for plans with SPARGE_SELECT_AUTO. Outlives its plans.
+namespace detail {
+
+// What a `save` function of the C interface gives, `save(buffer, &size)`. Another thread may make it longer
+// meanwhile.
+template <class Save>
+std::vector<std::byte> SavedBytes(const Save& save) {
+  size_t size = 0;
+  Check(save(nullptr, &size));
+  for (;;) {
+    std::vector<std::byte> bytes(size);
+    const sparge_status status = save(bytes.data(), &size);
+    if (status != SPARGE_OK && size <= bytes.size()) throw Error(status);
+    if (status != SPARGE_OK) continue;
+    bytes.resize(size);
+    return bytes;
+  }
+}
+
+}  // namespace detail
+
+// A calibration that somebody else owns.
+class CalibrationView {
+ public:
+  explicit CalibrationView(const sparge_calibration* calibration) : calibration_(calibration) {}
+  int64_t heads() const { return sparge_calibration_heads(calibration_); }
+  HeadEstimate Head(int64_t head) const {
+    HeadEstimate estimate;
+    Check(sparge_calibration_head(calibration_, head, &estimate));
+    return estimate;
+  }
+  std::vector<std::byte> Save() const {
+    return detail::SavedBytes([&](void* to, size_t* size) { return sparge_calibration_save(calibration_, to, size); });
+  }
+  const sparge_calibration* get() const { return calibration_; }
+
+ private:
+  const sparge_calibration* calibration_;
+};
+
+// Error bounds instead of parameters: for plans with SPARGE_SELECT_AUTO. Outlives its plans.
 class Calibration {
  public:
   explicit Calibration(const sparge_calibration_desc& desc) {
@@ -131,25 +178,17 @@ class Calibration {
     Check(sparge_calibration_create(&desc, &calibration));
     calibration_.reset(calibration);
   }
-  explicit Calibration(const std::vector<std::byte>& saved) {
+  explicit Calibration(std::span<const std::byte> saved) {
     sparge_calibration* calibration = nullptr;
     Check(sparge_calibration_load(saved.data(), saved.size(), &calibration));
     calibration_.reset(calibration);
   }
-  HeadEstimate Head(int64_t head) const {
-    HeadEstimate estimate;
-    Check(sparge_calibration_head(calibration_.get(), head, &estimate));
-    return estimate;
-  }
+  CalibrationView view() const { return CalibrationView(calibration_.get()); }
+  int64_t heads() const { return view().heads(); }
+  HeadEstimate Head(int64_t head) const { return view().Head(head); }
+  std::vector<std::byte> Save() const { return view().Save(); }
   void SetBounds(int64_t head, double target_l1, double pv_l1) {
     Check(sparge_calibration_set_bounds(calibration_.get(), head, target_l1, pv_l1));
-  }
-  std::vector<std::byte> Save() const {
-    size_t size = 0;
-    Check(sparge_calibration_save(calibration_.get(), nullptr, &size));
-    std::vector<std::byte> bytes(size);
-    Check(sparge_calibration_save(calibration_.get(), bytes.data(), &size));
-    return bytes;
   }
   sparge_calibration* get() const { return calibration_.get(); }
 
@@ -175,6 +214,7 @@ class Plan {
   void Calibrate(RunArgs args, double effort) { Check(sparge_calibrate(plan_.get(), &WithWorkspace(args), effort)); }
   void Reference(const RunArgs& args) const { Check(sparge_reference(plan_.get(), &args)); }
   size_t workspace_size() const { return size_; }
+  size_t cache_size() const { return sparge_plan_cache_size(plan_.get()); }
   std::pair<int64_t, int64_t> map_shape() const {
     int64_t q_blocks = 0;
     int64_t k_blocks = 0;
@@ -206,7 +246,17 @@ class Plan {
   size_t size_ = 0;
 };
 
-// All that a model keeps per attention layer.
+// Results of a part of the keys each, to the result of all keys; `out` may be one of the parts.
+struct MergeShape {
+  int64_t batch, heads, tokens, dim;
+};
+inline void MergeParts(const Context& context, const MergeShape& shape, std::span<const sparge_partial> parts,
+                       const sparge_partial& out) {
+  Check(sparge_merge_parts(context.get(), shape.batch, shape.heads, shape.tokens, shape.dim, parts.data(),
+                           static_cast<int64_t>(parts.size()), &out));
+}
+
+// All that a model keeps for one attention layer. Several threads may call at once.
 class Layer {
  public:
   explicit Layer(const sparge_layer_desc& desc = LayerDesc()) {
@@ -214,6 +264,7 @@ class Layer {
     Check(sparge_layer_create(&desc, &layer));
     layer_.reset(layer);
   }
+  // `desc` says what is asked, not how exactly. Without a workspace in `args` the context lends one.
   void Run(const Context& context, const sparge_plan_desc& desc, const sparge_run_args& args, uint32_t flags = 0) {
     Check(sparge_layer_run(layer_.get(), context.get(), &desc, &args, flags));
   }
@@ -224,26 +275,27 @@ class Layer {
   }
   // NULL if there is nothing new to say.
   const char* Notice() { return sparge_layer_notice(layer_.get()); }
+  // One for each kind of call so far. They live until the layer is restored or destroyed.
+  std::vector<CalibrationView> Calibrations() const {
+    std::vector<CalibrationView> all;
+    const int64_t count = sparge_layer_calibrations(layer_.get());
+    for (int64_t i = 0; i < count; ++i) all.emplace_back(sparge_layer_calibration(layer_.get(), i));
+    return all;
+  }
   // What is known of the heads, one vector per calibration.
   std::vector<std::vector<HeadEstimate>> Heads() const {
     std::vector<std::vector<HeadEstimate>> all;
-    for (int64_t i = 0; i < sparge_layer_calibrations(layer_.get()); ++i) {
-      const sparge_calibration* calibration = sparge_layer_calibration(layer_.get(), i);
-      std::vector<HeadEstimate>& heads = all.emplace_back(sparge_calibration_heads(calibration));
-      for (size_t h = 0; h < heads.size(); ++h) {
-        Check(sparge_calibration_head(calibration, static_cast<int64_t>(h), &heads[h]));
-      }
+    for (const CalibrationView& calibration : Calibrations()) {
+      std::vector<HeadEstimate>& heads = all.emplace_back();
+      for (int64_t h = 0; h < calibration.heads(); ++h) heads.push_back(calibration.Head(h));
     }
     return all;
   }
   std::vector<std::byte> Save() const {
-    size_t size = 0;
-    Check(sparge_layer_save(layer_.get(), nullptr, &size));
-    std::vector<std::byte> bytes(size);
-    Check(sparge_layer_save(layer_.get(), bytes.data(), &size));
-    return bytes;
+    return detail::SavedBytes([&](void* to, size_t* size) { return sparge_layer_save(layer_.get(), to, size); });
   }
-  void Restore(const std::vector<std::byte>& saved) {
+  // What a layer of the same descriptor learned; what this one knew is forgotten.
+  void Restore(std::span<const std::byte> saved) {
     Check(sparge_layer_restore(layer_.get(), saved.data(), saved.size()));
   }
   sparge_layer* get() const { return layer_.get(); }
@@ -255,5 +307,6 @@ class Layer {
   std::unique_ptr<sparge_layer, Destroy> layer_;
 };
 
+}  // namespace SPARGE_HPP_NAMESPACE
 }  // namespace sparge
 #endif  // SPARGE_SPARGE_HPP_

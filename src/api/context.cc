@@ -61,6 +61,7 @@ const char* sparge_version(void) {
   return SPARGE_DOTTED(SPARGE_VERSION_MAJOR, SPARGE_VERSION_MINOR, SPARGE_VERSION_PATCH);
 }
 
+void sparge_executor_init_sized(sparge_executor* executor, size_t size) { InitSized(executor, size, {}); }
 void sparge_context_desc_init_sized(sparge_context_desc* desc, size_t size) { InitSized(desc, size, {}); }
 
 sparge_status sparge_context_create(const sparge_context_desc* given, sparge_context** out) {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "src/base/sized.h"
+
 namespace sparge::impl {
 namespace {
 
@@ -57,9 +59,7 @@ void WriteStats(const Plan& plan, const sparge_run_args& args, sparge_stats& sta
   stats.threads = plan.machine.executor.workers;
   stats.isa = plan.machine.isa;
   stats.total_ms = stats.pack_ms + stats.calibrate_ms + stats.predict_ms + stats.schedule_ms + stats.kernel_ms;
-  stats.struct_size = args.stats->struct_size;  // the caller's header may be older: no byte more than it knows
-  std::copy_n(reinterpret_cast<const std::byte*>(&stats), std::min(stats.struct_size, sizeof(stats)),
-              reinterpret_cast<std::byte*>(args.stats));
+  StoreSized(stats, args.stats);
 }
 
 }  // namespace sparge::impl

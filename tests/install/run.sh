@@ -27,6 +27,38 @@ read -ra flags <<<"$(PKG_CONFIG_PATH=$pc pkg-config --cflags --libs sparge)"
 "$cc" -std=c11 -Wall -Wextra -Wpedantic -Werror "$source/tests/install/consumer.c" "${flags[@]}" -lm -o "$work/consumer_pc"
 LD_LIBRARY_PATH=$(dirname "$pc") "$work/consumer_pc"
 
+# One promise: what the package file accepts is what the name of the shared object says.
+echo "-- versions"
+version_file=$(find "$prefix" -name spargeConfigVersion.cmake)
+cat >"$work/accepts.cmake" <<'EOF'
+string(REPLACE "." ";" parts ${PACKAGE_FIND_VERSION})
+list(GET parts 0 PACKAGE_FIND_VERSION_MAJOR)
+list(GET parts 1 PACKAGE_FIND_VERSION_MINOR)
+include(${VERSION_FILE})
+message("${PACKAGE_VERSION} ${PACKAGE_VERSION_COMPATIBLE}")
+EOF
+accepts() { # a version that somebody asks for
+  cmake -DPACKAGE_FIND_VERSION="$1" -DVERSION_FILE="$version_file" -DCMAKE_SIZEOF_VOID_P=8 -P "$work/accepts.cmake" 2>&1
+}
+version=$(accepts 0.0 | cut -d ' ' -f 1)
+IFS=. read -r major minor _ <<<"$version"
+"$work/consumer/consumer_c" | grep -qF "sparge $version " || { echo "the library is not $version" >&2; false; }
+expect() { # a version that somebody asks for, and the answer
+  local answer
+  answer=$(accepts "$1")
+  [[ $answer == "$version $2" ]] || { echo "asked for $1, the package file says: $answer" >&2; false; }
+}
+expect 0.3 TRUE
+expect "$version" TRUE
+expect "$major.$((minor + 1))" ""
+expect "$((major + 1)).0" ""
+library=$(find "$prefix" -name "libsparge.so.$version")
+if [[ -n $library ]]; then
+  soname=$(readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\].*/\1/p')
+  echo "$version: accepts programs of 0.3 on, $soname"
+  [[ $soname == "libsparge.so.$major" ]] || { echo "$soname does not promise that" >&2; false; }
+fi
+
 # The program finds its library in a prefix that the system's loader does not know.
 if [[ -e $prefix/bin/sparge ]]; then
   echo "-- bin/sparge"

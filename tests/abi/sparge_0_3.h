@@ -1,0 +1,368 @@
+/* sparge.h - the C ABI of sparge: block-sparse, quantised attention on CPUs.
+ *
+ * Use: make a context (threads, instruction set), make a plan from shapes and parameters, ask how much workspace it
+ * needs, run it as often as you like, destroy both. `run` allocates nothing, prints nothing and never exits.
+ *
+ * Every struct begins with its size, so that it can grow: call its `_init` function, then set what you need. Every
+ * function that can fail returns a status; `sparge_last_error` has the detail, per thread.
+ *
+ * This header compiles as C11 and as C++. `sparge.hpp` is the C++20 comfort over it.
+ */
+#ifndef SPARGE_SPARGE_H_
+#define SPARGE_SPARGE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(SPARGE_BUILD) && defined(__GNUC__)
+#define SPARGE_API __attribute__((visibility("default")))
+#else
+#define SPARGE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SPARGE_VERSION_MAJOR 0
+#define SPARGE_VERSION_MINOR 3
+#define SPARGE_VERSION_PATCH 0
+
+/* Block maps that cross this interface are made of tiles of this size. */
+#define SPARGE_BLOCK_Q 128
+#define SPARGE_BLOCK_K 64
+#define SPARGE_MAX_HEAD_DIM 576
+
+/* ------------------------------------------------------------------ status */
+
+typedef enum sparge_status {
+  SPARGE_OK = 0,
+  SPARGE_INVALID_ARGUMENT = 1,     /* an argument is wrong: the detail names it and its value */
+  SPARGE_UNSUPPORTED_HARDWARE = 2, /* an instruction set was asked for that this machine lacks */
+  SPARGE_OUT_OF_MEMORY = 3,
+  SPARGE_INTERNAL_ERROR = 4 /* a defect of this library */
+} sparge_status;
+
+/* One short text per status; never NULL. */
+SPARGE_API const char* sparge_status_text(sparge_status status);
+/* Detail of this thread's last failed call: one line, naming the argument and the value. Empty if none failed. */
+SPARGE_API const char* sparge_last_error(void);
+SPARGE_API const char* sparge_version(void);
+
+/* ------------------------------------------------------------------ context: threads and instruction set */
+
+/* Threads of the caller's own. `run` calls task(arg, w) once for every w in [0, workers), at the same time or one
+ * after the other, and returns when all have returned. Results do not depend on how many really run at once. */
+typedef void (*sparge_task)(void* arg, int32_t worker);
+typedef struct sparge_executor {
+  size_t struct_size;
+  void* self;
+  int32_t workers; /* 1 or more */
+  void (*run)(void* self, int32_t workers, sparge_task task, void* arg);
+} sparge_executor;
+
+typedef struct sparge_context sparge_context;
+
+typedef struct sparge_context_desc {
+  size_t struct_size;
+  int32_t threads;                 /* built-in pool: number of threads, 0 = all cores */
+  const sparge_executor* executor; /* NULL = built-in pool; copied */
+  const char* isa;                 /* name from sparge_isa_at; NULL = environment SPARGE_ISA, else the best one */
+} sparge_context_desc;
+
+SPARGE_API void sparge_context_desc_init(sparge_context_desc* desc);
+/* `desc` may be NULL: all defaults. A context may be used by several threads at once. */
+SPARGE_API sparge_status sparge_context_create(const sparge_context_desc* desc, sparge_context** out);
+SPARGE_API void sparge_context_destroy(sparge_context* context); /* NULL is allowed */
+SPARGE_API const char* sparge_context_isa(const sparge_context* context);
+SPARGE_API int32_t sparge_context_threads(const sparge_context* context);
+
+typedef struct sparge_isa {
+  size_t struct_size;
+  const char* name;    /* "baseline", "avx2", "avx512", "avx512vnni", "neon" */
+  int32_t runnable;    /* 1 if this machine has it */
+  int32_t group_rows;  /* query rows that the PV skip decides for together */
+  const char* int8_qk; /* the int8 arithmetic in words */
+} sparge_isa;
+/* Instruction sets compiled into this library, best first; index < count. */
+SPARGE_API int32_t sparge_isa_count(void);
+SPARGE_API void sparge_isa_init(sparge_isa* isa);
+SPARGE_API sparge_status sparge_isa_at(int32_t index, sparge_isa* out);
+
+/* ------------------------------------------------------------------ orders of image and video tokens */
+
+typedef enum sparge_order {
+  SPARGE_ORDER_HILBERT = 0,    /* neighbours on a generalised Hilbert curve are neighbours in the grid, for any sides */
+  SPARGE_ORDER_ROW_MAJOR = 1,  /* raster: x fastest, t slowest */
+  SPARGE_ORDER_TIME_MAJOR = 2, /* t fastest, then x, then y */
+  SPARGE_ORDER_RANDOM = 3      /* the same on every machine for the same seed */
+} sparge_order;
+
+/* out[i] = raster index (t * H * W + y * W + x) of the i-th token of a grid T, H, W in that order; T * H * W entries,
+ * at most 2^31-1. `seed` is for SPARGE_ORDER_RANDOM, and 0 else. A plan with a grid does this by itself. */
+SPARGE_API sparge_status sparge_token_order(sparge_order order, const int64_t grid[3], uint64_t seed, int64_t* out);
+
+/* ------------------------------------------------------------------ plan: shapes and parameters */
+
+typedef struct sparge_calibration sparge_calibration; /* see below: error bounds instead of parameters */
+
+typedef enum sparge_dtype { SPARGE_F32 = 0, SPARGE_F16 = 1, SPARGE_BF16 = 2 } sparge_dtype;
+typedef enum sparge_precision { SPARGE_FP32 = 0, SPARGE_INT16 = 1, SPARGE_INT8 = 2 } sparge_precision;
+typedef enum sparge_select {
+  SPARGE_SELECT_ALL = 0,  /* dense: every visible tile */
+  SPARGE_SELECT_CDF = 1,  /* the smallest set of tiles with predicted mass >= tau */
+  SPARGE_SELECT_TOPK = 2, /* the ceil(topk * visible) tiles with the largest predicted mass */
+  SPARGE_SELECT_MAP = 3,  /* exactly the tiles of the caller's map */
+  SPARGE_SELECT_AUTO = 4, /* per head, what is fastest within the error bounds of `calibration` */
+  SPARGE_SELECT_FLOOR = 5 /* every tile with a predicted mass of at least (1 - tau) / sqrt(visible tiles of its row) */
+} sparge_select;
+/* How the mass of a tile is guessed (docs/predictor.md). */
+typedef enum sparge_predictor {
+  SPARGE_PREDICT_DEFAULT = 0, /* KEYS for SELECT_FLOOR and SELECT_AUTO, PAPER for SELECT_CDF and SELECT_TOPK */
+  SPARGE_PREDICT_KEYS = 1,    /* means of neighbouring queries against every key */
+  SPARGE_PREDICT_PAPER = 2    /* the paper's rule: mean of the query block against mean of the key block */
+} sparge_predictor;
+typedef enum sparge_mask_type {
+  SPARGE_MASK_NONE = 0,
+  SPARGE_MASK_BOOL = 1,    /* uint8: non-zero may attend */
+  SPARGE_MASK_ADD_F32 = 2, /* added to the scaled score; -inf hides */
+  SPARGE_MASK_ADD_F16 = 3
+} sparge_mask_type;
+
+/* Thresholds of one query head (docs/algorithm.md). */
+typedef struct sparge_head_params {
+  double theta;   /* a block is self-similar iff its similarity > theta; < 0 switches the fallback off */
+  double tau;     /* SELECT_CDF: mass to keep; SELECT_FLOOR: see there; 0..1 */
+  double topk;    /* SELECT_TOPK: fraction to keep, 0..1 */
+  double pv_skip; /* lambda, >= 0, natural-log units; SPARGE_PV_SKIP_OFF (infinity) = never skip */
+} sparge_head_params;
+#define SPARGE_PV_SKIP_OFF (1.0 / 0.0)
+
+/* query_offset: bottom-right aligned, that is (keys - queries) of each sequence. */
+#define SPARGE_OFFSET_BOTTOM_RIGHT INT64_MIN
+
+typedef struct sparge_plan_desc {
+  size_t struct_size;
+
+  /* Shapes. q (batch, q_heads, q_tokens, qk_dim), k (batch, kv_heads, kv_tokens, qk_dim), v (.., kv_tokens, v_dim),
+   * o (batch, q_heads, q_tokens, v_dim). q_heads is a multiple of kv_heads. Head sizes 1..576, tokens 0..2^31-1. */
+  int64_t batch;
+  int64_t q_heads, kv_heads;
+  int64_t q_tokens, kv_tokens;
+  int64_t qk_dim, v_dim;
+  /* Packed variable-length batch: batch + 1 ascending offsets each, first 0, last q_tokens / kv_tokens. Tensors then
+   * have no batch stride: sequence b holds tokens [offsets[b], offsets[b+1]). Both or neither; copied. */
+  const int64_t* q_offsets;
+  const int64_t* kv_offsets;
+
+  /* Scores. */
+  double scale;   /* 0 = 1 / sqrt(qk_dim) */
+  double softcap; /* 0 = off; else score = softcap * tanh(score / softcap), before masks and slopes */
+  int32_t causal; /* query i sees keys j <= i + query_offset */
+  int64_t query_offset;
+  int64_t window; /* 0 = off; else also j > i + query_offset - window */
+  sparge_mask_type mask;
+  const float* alibi_slopes; /* q_heads values: score -= slope * |i + query_offset - j|; NULL = none; copied */
+  const float* sink_logits;  /* q_heads values: exp(logit) joins the denominator; NULL = none; copied */
+
+  /* Sparsity. */
+  sparge_precision precision; /* at least: up to 16 queries per kv head and tiles that need no prediction take fp32 */
+  sparge_select select;
+  int32_t keep_sink;               /* first key block always kept: 1 yes, 0 no, -1 = yes when causal */
+  sparge_head_params params;       /* for all heads */
+  const sparge_head_params* heads; /* q_heads entries instead of `params`; NULL = none; copied */
+  sparge_predictor predictor;
+  const sparge_precision* head_precision; /* q_heads entries instead of `precision`; NULL = none; copied */
+  sparge_calibration* calibration;        /* iff SELECT_AUTO; must outlive the plan, and may serve several plans */
+
+  /* Tokens of images and videos: grid T, H, W, in raster order (t * H * W + y * W + x), with text_tokens tokens before
+   * it or, if text_after is 1, after it. Blocks are then made of tokens that follow one another on a Hilbert curve
+   * through the grid (sparge_token_order); the text tokens stay where they are. Inputs and outputs keep the caller's
+   * order, and the result is that of the raster order up to rounding and selection; block maps, given or returned, are
+   * in the order of the curve. All 0 = off. Needs q_tokens = kv_tokens = text_tokens + T * H * W, and neither causal,
+   * window, mask, alibi_slopes nor offsets. */
+  int64_t grid[3];
+  int64_t text_tokens;
+  int32_t text_after;
+
+  /* Query blocks with any of the last so many queries of their sequence have all visible tiles, whatever is selected
+   * for the others. What a language model says next comes from these queries: a tile that none but them needs would
+   * hardly show in the error of a head. Not with a map or a grid. */
+  int64_t dense_tail;
+
+  /* A prompt that comes in batches, against ever more keys: the caller's cache (sparge_run_args) keeps the keys and
+   * values of earlier calls as they were packed, and has room for this many per sequence: 0 = no cache, else at least
+   * kv_tokens. Neither with offsets nor with a grid. */
+  int64_t cache_tokens;
+  /* SELECT_AUTO: share of a dense call, 0..1, that runs spend on samples at least, whatever the calibration knows
+   * already. For small calls whose input changes from one to the next. */
+  double least_effort;
+} sparge_plan_desc;
+
+typedef struct sparge_plan sparge_plan;
+
+/* Defaults: int8, cdf, tau 0.98, theta 0.3, pv_skip 10, not causal, scale 1/sqrt(D), bottom-right offset. */
+SPARGE_API void sparge_plan_desc_init(sparge_plan_desc* desc);
+/* The context must outlive the plan. A plan may be run by several threads at once, each with its own workspace and
+ * cache. */
+SPARGE_API sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc* desc, sparge_plan** out);
+SPARGE_API void sparge_plan_destroy(sparge_plan* plan); /* NULL is allowed */
+/* Bytes of workspace that `run` and `predict` need: linear in tokens, plus one or two bits per tile. */
+SPARGE_API size_t sparge_plan_workspace_size(const sparge_plan* plan);
+/* Bytes of the cache; q_tokens and kv_tokens do not matter. 0 without one, and for so few queries that nothing is
+ * packed. */
+SPARGE_API size_t sparge_plan_cache_size(const sparge_plan* plan);
+/* Tiles per head of the block map: ceil(q_tokens / 128), ceil(kv_tokens / 64), of the longest sequence if packed. */
+SPARGE_API void sparge_plan_map_shape(const sparge_plan* plan, int64_t* q_blocks, int64_t* k_blocks);
+
+/* ------------------------------------------------------------------ run */
+
+/* A strided view (batch, heads, tokens, dim) with innermost stride 1; other strides in elements, 0 or more. Outputs
+ * must not overlap themselves. Inputs are never written. */
+typedef struct sparge_tensor {
+  void* data;
+  sparge_dtype dtype;
+  int64_t batch_stride, head_stride, token_stride;
+} sparge_tensor;
+
+/* (batch, heads, q_tokens, kv_tokens) with innermost stride 1; a stride of 0 broadcasts. Packed batches: indices are
+ * local to the sequence. */
+typedef struct sparge_mask {
+  const void* data;
+  int64_t batch_stride, head_stride, query_stride;
+} sparge_mask;
+
+/* float (batch, q_heads, q_tokens) with innermost stride 1. */
+typedef struct sparge_lse {
+  float* data;
+  int64_t batch_stride, head_stride;
+} sparge_lse;
+
+typedef struct sparge_head_stats {
+  int64_t qk_eligible, qk_computed; /* tiles: visible under masks and causality; computed */
+  int64_t pv_eligible, pv_computed; /* row groups: all of eligible tiles; of computed tiles less those PV-skipped */
+} sparge_head_stats;
+
+typedef struct sparge_stats {
+  size_t struct_size;
+  sparge_head_stats total;
+  int32_t group_rows; /* query rows per row group */
+  int32_t threads;
+  const char* isa;
+  double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms;
+  double measure_ms;                     /* samples for the calibration of SELECT_AUTO */
+  int64_t key_blocks, key_blocks_reused; /* of all kv heads, once per precision: those needed; found in the cache */
+} sparge_stats;
+
+typedef struct sparge_run_args {
+  size_t struct_size;
+  sparge_tensor q, k, v, o;
+  sparge_mask mask;   /* iff the plan has a mask */
+  const uint8_t* map; /* iff SELECT_MAP: rows of k_blocks bytes, q_blocks rows per head; non-zero = compute the tile */
+  int64_t map_batch_stride, map_head_stride; /* bytes, 0 broadcasts */
+  sparge_lse lse;                            /* data NULL = not wanted */
+  uint8_t* map_out;              /* (batch, q_heads, q_blocks, k_blocks) contiguous 0/1: computed tiles; NULL = no */
+  sparge_stats* stats;           /* NULL = not wanted */
+  sparge_head_stats* head_stats; /* batch * q_heads entries, NULL = not wanted */
+  void* workspace;
+  size_t workspace_size;
+  /* Pictures of what happened, (batch, q_heads, q_blocks, k_blocks) contiguous; NULL = not wanted.
+   * mass_out: share of a row's attention that a tile holds. predict: as predicted, over visible tiles (a plan that
+   * predicts); reference: the true one, mean over the queries of the block. Refused by run.
+   * pv_out: row groups of the tile whose PV was computed. run only. */
+  float* mass_out;
+  uint8_t* pv_out;
+  /* iff the plan has cache_tokens: memory of sparge_plan_cache_size bytes that the caller keeps from call to call, one
+   * per layer, and never shares between calls that run at once. Zeros are an empty cache; what another kind of plan
+   * left there is emptied. Packed blocks of 64 keys are known again by a checksum (64 bits) of their keys and values,
+   * so nothing has to be told when some of them change. Keys are centred on a mean that is kept until their number has
+   * doubled or most of them are others; so results depend on earlier calls, by rounding, and where tiles are selected
+   * by what that makes of their masses. predict empties the cache of a plan that predicts. */
+  void* cache;
+  size_t cache_size;
+} sparge_run_args;
+
+SPARGE_API void sparge_run_args_init(sparge_run_args* args);
+SPARGE_API void sparge_stats_init(sparge_stats* stats);
+/* o = attention(q, k, v). A query that sees no key gives zeros and log-sum-exp -inf. */
+SPARGE_API sparge_status sparge_run(const sparge_plan* plan, const sparge_run_args* args);
+/* Stage 1 only: fills map_out, stats and head_stats; reads q and k (and mask, map), not v, o and lse. */
+SPARGE_API sparge_status sparge_predict(const sparge_plan* plan, const sparge_run_args* args);
+
+/* The slow oracle: the same problem in double precision, without quantisation and PV skip, over all visible tiles or,
+ * if args->map is given, over the tiles of that map. Writes o and lse. Needs no workspace; allocates its own. */
+SPARGE_API sparge_status sparge_reference(const sparge_plan* plan, const sparge_run_args* args);
+
+/* ------------------------------------------------------------------ calibration: error bounds instead of parameters */
+
+/* What an application keeps per layer, for plans with SELECT_AUTO. Runs measure some sampled query rows densely beside
+ * the sparse path, choose (precision, theta, tau, lambda) per head from that, and re-check now and then; a head that
+ * cannot meet the bounds is dense. docs/tuning.md tells how, and what it costs. Safe to use from several threads at
+ * once; for one order of calls the choices depend on the seed and the inputs only. */
+typedef struct sparge_calibration_desc {
+  size_t struct_size;
+  int64_t q_heads;  /* of every plan that uses it */
+  double target_l1; /* relative L1 of a head's sparse result against its dense result of the same precision */
+  double pv_l1;     /* the same once the PV skip is on: at least target_l1 */
+  double round_l1;  /* relative L1 of the precision itself against fp32: a head beyond it gets int16 instead of int8 */
+  uint64_t seed;
+} sparge_calibration_desc;
+
+typedef enum sparge_head_state {
+  SPARGE_HEAD_UNKNOWN = 0, /* not measured yet: dense */
+  SPARGE_HEAD_SPARSE = 1,
+  SPARGE_HEAD_DENSE = 2 /* nothing faster met the bounds */
+} sparge_head_state;
+
+/* What is in force for one head, and what was measured of it. Errors are estimates from samples; `_error` is their
+ * standard error (the true value lies within two of them in about 19 of 20 cases). */
+typedef struct sparge_head_estimate {
+  size_t struct_size;
+  sparge_head_state state;
+  sparge_precision precision; /* INT16 if int8 is not exact enough, else INT8; plans of more bits keep theirs */
+  sparge_head_params params;
+  int64_t samples;           /* of query rows; 0: the figures below mean nothing */
+  double l1, l1_error;       /* without PV skip */
+  double pv_l1, pv_l1_error; /* with it */
+  double round_l1, round_l1_error;
+  double sparsity; /* of QK tiles */
+  double work;     /* (QK + PV computed) / eligible / 2 */
+} sparge_head_estimate;
+
+/* Defaults: target_l1 0.015, pv_l1 0.01875, round_l1 0.05, seed 0. */
+SPARGE_API void sparge_calibration_desc_init(sparge_calibration_desc* desc);
+SPARGE_API sparge_status sparge_calibration_create(const sparge_calibration_desc* desc, sparge_calibration** out);
+SPARGE_API void sparge_calibration_destroy(sparge_calibration* calibration); /* NULL is allowed */
+SPARGE_API void sparge_head_estimate_init(sparge_head_estimate* estimate);
+SPARGE_API sparge_status sparge_calibration_head(const sparge_calibration* calibration, int64_t head,
+                                                 sparge_head_estimate* out);
+/* Other bounds for one head from now on; what was measured stays. */
+SPARGE_API sparge_status sparge_calibration_set_bounds(sparge_calibration* calibration, int64_t head, double target_l1,
+                                                       double pv_l1);
+/* All that it knows, as bytes that any machine can load. *size: in, room at `buffer`; out, bytes needed. With NULL as
+ * buffer only the size is told; too little room is an error. */
+SPARGE_API sparge_status sparge_calibration_save(const sparge_calibration* calibration, void* buffer, size_t* size);
+SPARGE_API sparge_status sparge_calibration_load(const void* data, size_t size, sparge_calibration** out);
+
+/* Measures without computing the result: reads q, k, v (o may be empty), spends about `effort` (0..1) of the time of a
+ * dense call, and leaves the choice in the calibration of the plan. What `sparge tune` is made of. The first call
+ * finds theta and tau, later ones lambda as well. */
+SPARGE_API sparge_status sparge_calibrate(const sparge_plan* plan, const sparge_run_args* args, double effort);
+
+/* ------------------------------------------------------------------ merge */
+
+/* A partial result: attention over a part of the keys, with its log-sum-exp. */
+typedef struct sparge_partial {
+  sparge_tensor o;
+  sparge_lse lse;
+} sparge_partial;
+
+/* out = the result over the keys of a and b together; exact, commutative, and empty parts (lse -inf) are neutral.
+ * o is (batch, heads, tokens, dim). out may be a or b. */
+SPARGE_API sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t tokens, int64_t dim,
+                                      const sparge_partial* a, const sparge_partial* b, const sparge_partial* out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* SPARGE_SPARGE_H_ */
