@@ -55,11 +55,21 @@ def call(*args, env=None):
     return subprocess.run([SPARGE, *map(str, args)], capture_output=True, text=True, env={**os.environ, **(env or {})})
 
 
-class Verbs(unittest.TestCase):
+class Folder(unittest.TestCase):
+    """A test with a folder of its own."""
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="sparge_verbs_")
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
+
+    def path(self, name):
+        return self.folder / name
+
+
+class Verbs(Folder):
+    def setUp(self):
+        super().setUp()
         # 2 query heads on 1 key head, ragged lengths; v is wider than k.
         npy(self.path("q.npy"), "<f4", (2, 150, 16), floats(2 * 150 * 16))
         npy(self.path("k.npy"), "<f4", (1, 170, 16), floats(170 * 16, seed=2))
@@ -67,9 +77,6 @@ class Verbs(unittest.TestCase):
         self.inputs = ("--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"))
         self.attend = ("run", *self.inputs, "--out", self.path("o.npy"))
         self.before = sorted(os.listdir(self.folder))
-
-    def path(self, name):
-        return self.folder / name
 
     def capture(self, name, causal="true", scale="0.25", code="F16"):
         pack = bfloats if code == "BF16" else lambda n, seed: floats(n, "e", seed)
