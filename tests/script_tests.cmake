@@ -32,6 +32,8 @@ if(TARGET sparge_cli)
     add_test(NAME cli_${part}_test
       COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli/run_all.py --sparge ${program} test_${part})
   endforeach()
+  add_test(NAME documents_test
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/documents_test.py ${program} ${PROJECT_SOURCE_DIR})
   add_test(NAME report_test COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/report_test.py ${program})
   # The page is the same whatever compiled the program; a browser beside an emulator or a sanitizer would only be slow.
   if(NOT CMAKE_CROSSCOMPILING AND NOT SPARGE_SANITIZE)
