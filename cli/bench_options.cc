@@ -20,7 +20,11 @@ constexpr int32_t kMostThreads = 1024;
 // A smaller threshold leaves out so much that the check against the reference could not tell it from an error.
 constexpr double kLeastPvSkip = 8;
 
-constexpr double kDefaultKeep = 0.5, kDefaultTau = 0.98, kDefaultTopk = 0.5, kDefaultPvSkip = 10;
+constexpr double kDefaultKeep = 0.5;
+const sparge_head_params& Defaults() {
+  static const PlanDesc desc;
+  return desc.params;
+}
 
 template <class T>
 std::vector<T> ParseList(const std::string& text, const std::function<T(const std::string&)>& parse) {
@@ -100,10 +104,11 @@ void RegisterMethod(CLI::App& app, BenchOptions& o) {
         o.selects =
             ParseList<BenchSelect>(text, [](const std::string& part) { return ByName("--select", part, kSelects); });
       });
-  AddShares(app, "--keep", "random: share of a row's visible tiles; default 0.5", o.keeps);
-  AddShares(app, "--tau", "cdf: predicted mass to keep; default 0.98", o.taus);
-  AddShares(app, "--topk", "topk: share of a row's visible tiles; default 0.5", o.topks);
-  AddText(app, "--pv-skip", "X|off", "as in run, at least 8; default off, for cdf and topk 10", group,
+  AddShares(app, "--keep", Format("random: share of a row's visible tiles; default %g", kDefaultKeep), o.keeps);
+  AddShares(app, "--tau", Format("cdf: predicted mass to keep; default %g", Defaults().tau), o.taus);
+  AddShares(app, "--topk", Format("topk: share of a row's visible tiles; default %g", Defaults().topk), o.topks);
+  AddText(app, "--pv-skip", "X|off",
+          Format("as in run, at least %g; default off, for cdf and topk %g", kLeastPvSkip, Defaults().pv_skip), group,
           [&o](const std::string& text) {
             constexpr double kInfinity = std::numeric_limits<double>::infinity();
             o.pv_skip = text == "off" ? kInfinity : ParseNumber("--pv-skip", text, kLeastPvSkip, kInfinity);
@@ -150,9 +155,9 @@ std::vector<double> SharesOf(const BenchOptions& o, BenchSelect select) {
   };
   switch (select) {
     case BenchSelect::kCdf:
-      return given(o.taus, kDefaultTau);
+      return given(o.taus, Defaults().tau);
     case BenchSelect::kTopk:
-      return given(o.topks, kDefaultTopk);
+      return given(o.topks, Defaults().topk);
     case BenchSelect::kRandom:
       return given(o.keeps, kDefaultKeep);
     case BenchSelect::kDense:
@@ -174,7 +179,7 @@ BenchCase CommonCase(const BenchOptions& o) {
 bool Predicted(BenchSelect select) { return select == BenchSelect::kCdf || select == BenchSelect::kTopk; }
 // Noise has no structure to predict: nearly all tiles would be kept.
 BenchData DefaultData(BenchSelect select) { return Predicted(select) ? BenchData::kLocal : BenchData::kNoise; }
-double DefaultPvSkip(BenchSelect select) { return Predicted(select) ? kDefaultPvSkip : SPARGE_PV_SKIP_OFF; }
+double DefaultPvSkip(BenchSelect select) { return Predicted(select) ? Defaults().pv_skip : SPARGE_PV_SKIP_OFF; }
 
 // The case once for every precision, selection and share.
 void AddMethods(const BenchOptions& o, BenchCase c, std::vector<BenchCase>& cases) {

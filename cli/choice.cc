@@ -33,12 +33,10 @@ void CheckFits(const io::PresetLayer& layer, const PlanDesc& desc, const std::st
 }
 
 void Calibrate(const Context& context, const Options& options, Problem& problem) {
-  if (!problem.v) throw UsageError("--select auto needs v: errors are measured on the result");
   CalibrationDesc desc;
   desc.q_heads = problem.desc.q_heads;
   if (options.target_l1) desc.target_l1 = *options.target_l1;
-  constexpr double kRoomForSkip = 1.25;  // the ratio of the library's own defaults
-  desc.pv_l1 = options.pv_l1.value_or(kRoomForSkip * desc.target_l1);
+  desc.pv_l1 = options.pv_l1.value_or(SPARGE_PV_ROOM * desc.target_l1);
   if (options.round_l1) desc.round_l1 = *options.round_l1;
   desc.seed = static_cast<uint64_t>(options.seed.value_or(0));
   const Calibration calibration(desc);
@@ -55,6 +53,7 @@ void Calibrate(const Context& context, const Options& options, Problem& problem)
   for (int64_t head = 0; head < desc.q_heads; ++head) {
     estimates.push_back(calibration.Head(head));
     heads.push_back(ChosenHead(estimates.back()));
+    heads.back().precision = std::min(heads.back().precision, problem.desc.precision);  // more bits have lower numbers
   }
   SetHeads(heads, problem);
   problem.per_head->estimates = std::move(estimates);
@@ -70,9 +69,10 @@ std::string LayerOf(const std::string& file) {
 }
 
 double CalibrationEffort(double usual, int64_t q_tokens, double most) {
-  // A sample is some 24 or 32 queries and costs about twice their dense time; ten are the least to choose from.
-  constexpr double kSamples = 16, kQueries = 24, kCost = 2;
-  return std::clamp(kSamples * kQueries * kCost / static_cast<double>(std::max<int64_t>(q_tokens, 1)), usual, most);
+  // A sample is 12 or 16 queries and costs about twice their dense time: the dense time of so many queries is that of
+  // 24 to 32 samples. A choice needs a dozen, and the standard error of so few is large.
+  constexpr double kQueries = 768;
+  return std::clamp(kQueries / static_cast<double>(std::max<int64_t>(q_tokens, 1)), usual, most);
 }
 
 io::PresetHead ChosenHead(const HeadEstimate& estimate) {
@@ -114,7 +114,12 @@ HeadChooser::HeadChooser(const Options& options) : options_(options) {
 
 void HeadChooser::Choose(const Context& context, const std::string& file, Problem& problem) const {
   TakePreset(file, problem);
-  if (problem.desc.select == SPARGE_SELECT_AUTO) Calibrate(context, options_, problem);
+  if (problem.desc.select != SPARGE_SELECT_AUTO) return;
+  if (!problem.v) {
+    throw UsageError((file.empty() ? "--v is missing: " : file + ": has no tensor v: ") + SelectionOf(options_).flag +
+                     " measures errors on the result; --tau X selects by predicted mass, without values");
+  }
+  Calibrate(context, options_, problem);
 }
 
 void HeadChooser::TakePreset(const std::string& file, Problem& problem) const {

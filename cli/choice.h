@@ -36,11 +36,10 @@ std::string LayerOf(const std::string& file);
 
 // Makes `problem` a plan of these heads, one per query head.
 void SetHeads(const std::vector<io::PresetHead>& heads, Problem& problem);
-// What a calibration chose for a head; nothing is `measured` yet.
 // The share of a dense run that a pass of calibration over so many query tokens takes: `usual`, and more where that
 // would be fewer samples than a choice needs, up to `most`.
 double CalibrationEffort(double usual, int64_t q_tokens, double most);
-
+// What a calibration chose for a head; nothing is `measured` yet.
 io::PresetHead ChosenHead(const HeadEstimate& estimate);
 
 // One line on a calibration made for this run; empty without one.

@@ -7,10 +7,10 @@
 #include "cli/checker.h"
 #include "cli/choice.h"
 #include "cli/commands.h"
+#include "cli/inputs.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
 #include "cli/problem.h"
-#include "cli/progress.h"
 #include "cli/report.h"
 
 namespace sparge::cli {
@@ -95,30 +95,16 @@ std::optional<BoundsJudge> Judge(const HeadChooser& chooser, const std::vector<F
 
 int Check(const Options& options) {
   CheckOptions(Verb::kCheck, options);
-  const std::vector<std::string> sources = InputFiles(options);
   const HeadChooser chooser(options);
+  Inputs inputs(Verb::kCheck, options, chooser);
+  inputs.LookAtAll();
   const Context context(options.threads);
-  int64_t heads = 0;
-  std::string notes;
-  // All inputs are read once before the slow part, so that a bad one is refused at once.
-  for (const std::string& source : sources) {
-    Problem problem = LoadProblem(Verb::kCheck, options, source);
-    chooser.TakePreset(source, problem);
-    heads += problem.desc.batch * problem.desc.q_heads;
-    notes += NotesText(problem, source);
-  }
-  std::fputs(notes.c_str(), stderr);
   std::vector<FileResult> files;
   StageErrors total;
-  {
-    Progress progress("checking heads", heads);
-    for (const std::string& source : sources) {
-      Problem problem = LoadProblem(Verb::kCheck, options, source);
-      chooser.Choose(context, source, problem);
-      files.push_back(CheckFile(context, problem, source.empty() ? options.q : source, progress));
-      for (const StageErrors& errors : files.back().heads) total.Add(errors);
-    }
-  }
+  inputs.ForEach(context, "checking heads", [&](Problem& problem, const std::string& file, Progress& progress) {
+    files.push_back(CheckFile(context, problem, file, progress));
+    for (const StageErrors& errors : files.back().heads) total.Add(errors);
+  });
   const std::optional<BoundsJudge> judge = Judge(chooser, files);
   const bool close = !options.max_l1 || total.total.RelativeL1() <= *options.max_l1;  // NaN fails
   const bool passed = close && (!judge || judge->passed());

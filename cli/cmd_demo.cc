@@ -121,8 +121,7 @@ std::string TitleOf(const Problem& problem, const std::string& file) {
 std::vector<Row> Measure(const Context& context, const std::vector<std::string>& files) {
   std::vector<Problem> problems;
   int64_t heads = 0;
-  Options options;
-  options.select = "auto";  // with the library's default bounds
+  const Options options;  // that is, what every client of the library does
   const HeadChooser chooser(options);
   for (const std::string& file : files) {
     problems.push_back(LoadProblem(Verb::kCheck, options, file));
@@ -157,10 +156,13 @@ std::string Text(const Context& context, const std::vector<Row>& rows, const Row
   std::string text =
       "Attention compares every token with every other one, and most of these comparisons hardly matter.\n"
       "SpargeAttention predicts block by block which do, skips the rest, and works in 8-bit integers.\n"
-      "How much it may skip is measured on sampled rows beforehand: a relative error of 2 % per head for\n"
-      "skipped blocks, 2.5 % with skipped products; rounding to 8 bits comes on top.\n"
-      "Each line is one attention head: milliseconds (best of 3) and speed against ordinary dense fp32,\n"
-      "the share of blocks skipped, and the relative error of the result (0.02 = 2 %).\n\n";
+      "How much it may skip is measured on sampled rows beforehand: ";
+  const CalibrationDesc bounds;
+  text += Format("a relative error of %g per head for\n", bounds.target_l1);
+  text += Format("skipped blocks, %g with skipped products; rounding to 8 bits comes on top.\n", bounds.pv_l1);
+  text += Format("Each line is one attention head: milliseconds (best of %d) and speed against ordinary dense fp32,\n",
+                 kRounds);
+  text += "the share of blocks skipped, and the relative error of the result (0.02 = 2 %).\n\n";
   text += Format("%-44s %2s %6s %6s %12s %12s %5s %6s\n", "", "", "", "dense", "dense", "sparse", "", "");
   text += Format("%-44s %2s %6s %6s %6s %5s %6s %5s %5s %6s\n", "head from", "no", "tokens", "fp32", "int8", "speed",
                  "int8", "speed", "skip", "error");
@@ -172,7 +174,7 @@ std::string Text(const Context& context, const std::vector<Row>& rows, const Row
   text +=
       "  sparge check " + file + "\n      where the error comes from: selection, quantisation or skipped products\n";
   text += "  sparge run --tensors " + file +
-          " --out o.npy --select auto --target-l1 0.05\n      fewer blocks, more error: name the error you accept\n";
+          " --out o.npy --target-l1 0.05\n      fewer blocks, more error: name the error you accept\n";
   text += "  sparge map --tensors " + file + " --map-out m.npy\n      which blocks are computed\n";
   text += "  sparge info\n      what this machine runs\n";
   return text;

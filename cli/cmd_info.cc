@@ -1,4 +1,4 @@
-// cmd_info.cc - `sparge info`: version, block sizes, instruction sets and threads of this machine.
+// cmd_info.cc - `sparge info`: version, block sizes, defaults, instruction sets and threads of this machine.
 #include <memory>
 #include <vector>
 
@@ -7,6 +7,8 @@
 #include "cli/options.h"
 #include "cli/outputs.h"
 #include "cli/report.h"
+#include "cli/tune_layer.h"
+#include "io/preset.h"
 
 namespace sparge::cli {
 namespace {
@@ -35,6 +37,25 @@ Info Collect(int32_t threads) {
   return info;
 }
 
+// What holds where nothing is said: the library's own, and those of `tune`.
+Json Defaults() {
+  const CalibrationDesc bounds;
+  const PlanDesc plan;
+  const TuneBounds tune;
+  return {{"select", SelectionOf(Options()).name},
+          {"target_l1", bounds.target_l1},
+          {"pv_l1", bounds.pv_l1},
+          {"round_l1", bounds.round_l1},
+          {"pv_room", SPARGE_PV_ROOM},
+          {"few_queries", SPARGE_FEW_QUERIES},
+          {"precision", io::PrecisionName(plan.precision)},
+          {"tau", plan.params.tau},
+          {"topk", plan.params.topk},
+          {"theta", plan.params.theta},
+          {"pv_skip", plan.params.pv_skip},
+          {"tune", {{"l1", tune.l1}, {"l2", tune.l2}, {"round_l1", tune.round_l1}}}};
+}
+
 std::string JsonText(const Info& info) {
   Json json = {{"version", sparge_version()},
                {"block_q", SPARGE_BLOCK_Q},
@@ -43,6 +64,7 @@ std::string JsonText(const Info& info) {
                {"cpu", info.cpu},
                {"threads", info.threads},
                {"isa", info.isa_in_use}};
+  json["defaults"] = Defaults();
   json["isas"] = Json::array();
   for (const sparge_isa& isa : info.isas) {
     json["isas"].push_back({{"name", isa.name},
@@ -59,7 +81,10 @@ std::string Text(const Info& info) {
   text += Format("block map   tiles of %d queries x %d keys\n", SPARGE_BLOCK_Q, SPARGE_BLOCK_K);
   text += Format("head size   1 to %d\n", SPARGE_MAX_HEAD_DIM);
   text += "cpu         " + info.cpu + "\n";
-  text += Format("threads     %d\n\n", info.threads);
+  text += Format("threads     %d\n", info.threads);
+  const CalibrationDesc bounds;
+  text += Format("error       default per head: %g, %g with skipped products; rounding %g\n\n", bounds.target_l1,
+                 bounds.pv_l1, bounds.round_l1);
   text += "instruction set  runs here  rows per skip  int8 arithmetic\n";
   for (const sparge_isa& isa : info.isas) {
     const bool in_use = info.isa_in_use == isa.name;

@@ -73,12 +73,13 @@ int Map(const Options& options) {
   }
   Outputs outputs;
   outputs.Add("--map-out", options.map_out, "map", map);
-  outputs.Commit();
-  if (options.json) {
-    PrintOut(Dump(MapReport(problem, stats, heads)));
-  } else {
-    PrintFigures(options, stats, heads);
-  }
+  outputs.Commit([&] {
+    if (options.json) {
+      PrintOut(Dump(MapReport(problem, stats, heads)));
+    } else {
+      PrintFigures(options, stats, heads);
+    }
+  });
   return 0;
 }
 

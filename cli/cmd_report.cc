@@ -1,17 +1,18 @@
 // cmd_report.cc - `sparge report`: attention maps, tiles, errors and their trade for sparsity as one HTML page.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <span>
 
 #include "cli/choice.h"
 #include "cli/commands.h"
+#include "cli/inputs.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
 #include "cli/problem.h"
-#include "cli/progress.h"
 #include "cli/report_page.h"
-#include "io/atomic_file.h"
 
 namespace sparge::cli {
 namespace {
@@ -22,31 +23,6 @@ struct ReportOptions {
   Options common;
   std::string page, png;
 };
-
-void CheckPlace(const std::string& flag, const std::string& path) {
-  try {
-    io::CheckWritable(path);
-  } catch (const io::Error& error) {
-    throw UsageError(flag + " " + error.what());
-  }
-}
-
-// Before the work, which is long.
-void CheckPlaces(const ReportOptions& options, const std::vector<std::string>& sources) {
-  if (options.page.empty()) throw UsageError("-o is missing");
-  if (!options.page.ends_with(".html")) throw UsageError("-o " + options.page + ": must end in .html");
-  CheckPlace("-o", options.page);
-  for (const std::string& source : sources) {
-    std::error_code error;
-    if (fs::equivalent(source, options.page, error))
-      throw UsageError("-o " + options.page + ": would overwrite an input");
-  }
-  if (options.png.empty()) return;
-  std::error_code error;
-  const bool there = fs::exists(options.png, error);
-  if (there && !fs::is_directory(options.png, error)) throw UsageError("--png " + options.png + ": is not a folder");
-  CheckPlace("--png", there ? (fs::path(options.png) / "map.png").string() : options.png);
-}
 
 // captures/LAYER/SAMPLE.safetensors, unless the file itself names its layer.
 std::string LayerName(const Problem& problem, const std::string& path, const std::vector<std::string>& given) {
@@ -61,14 +37,46 @@ std::string LayerName(const Problem& problem, const std::string& path, const std
   return "";
 }
 
-FileReport ReportFile(const Context& context, const Options& options, const HeadChooser& chooser,
-                      const std::string& path, Progress& progress) {
-  Problem problem = LoadProblem(Verb::kReport, options, path);
-  chooser.Choose(context, path, problem);
+// What a report calls a file, and the names of its pictures; known before any is measured.
+struct NamedReport {
+  std::string layer, sample;
+  std::vector<std::string> pictures;  // of each head; none without tiles
+};
+
+// "LAYER-SAMPLE", without anything that means something in a path, and with room for what follows in a file's name.
+std::string PictureStem(const NamedReport& report) {
+  constexpr size_t kRoom = 200;  // of 255 that file systems allow
+  std::string stem = report.layer.empty() ? report.sample : report.layer + "-" + report.sample;
+  for (char& c : stem) {
+    if (c == '/' || static_cast<unsigned char>(c) < 0x20) c = '_';
+  }
+  return stem.substr(0, kRoom);
+}
+
+// "STEM-headN.png"; "STEM-2-headN.png" where an earlier file has such names already, in whatever case.
+std::vector<std::string> PictureNames(const std::string& stem, const Problem& problem, std::set<std::string>& taken) {
+  const int64_t heads = problem.q_blocks() * problem.k_blocks() == 0 ? 0 : problem.desc.batch * problem.desc.q_heads;
+  for (int64_t copy = 1;; ++copy) {
+    std::vector<std::string> names, folded;
+    for (int64_t i = 0; i < heads; ++i) {
+      const int64_t batch = i / problem.desc.q_heads, head = i % problem.desc.q_heads;
+      std::string name = stem + (copy > 1 ? "-" + std::to_string(copy) : "");
+      if (batch > 0) name += "-batch" + std::to_string(batch);
+      names.push_back(name + "-head" + std::to_string(head) + ".png");
+      folded.push_back(CLI::detail::to_lower(names.back()));
+    }
+    if (std::any_of(folded.begin(), folded.end(), [&](const auto& name) { return taken.contains(name); })) continue;
+    taken.insert(folded.begin(), folded.end());
+    return names;
+  }
+}
+
+FileReport ReportFile(const Context& context, const Problem& problem, const std::string& path, const NamedReport& named,
+                      Progress& progress) {
   FileReport report;
-  report.path = path.empty() ? options.q : path;
-  report.sample = fs::path(report.path).stem().string();
-  report.layer = LayerName(problem, report.path, options.paths);
+  report.path = path;
+  report.layer = named.layer;
+  report.sample = named.sample;
   const auto title = problem.metadata.find("title");
   if (title != problem.metadata.end()) report.title = title->second;
   report.queries = problem.desc.q_tokens;
@@ -84,17 +92,6 @@ FileReport ReportFile(const Context& context, const Options& options, const Head
   return report;
 }
 
-// "LAYER-SAMPLE-HEAD.png", without anything that means something in a path.
-std::string PngName(const FileReport& file, const HeadReport& head) {
-  std::string name = file.layer.empty() ? file.sample : file.layer + "-" + file.sample;
-  if (head.batch > 0) name += Format("-batch%lld", static_cast<long long>(head.batch));
-  name += Format("-head%lld.png", static_cast<long long>(head.head));
-  for (char& c : name) {
-    if (c == '/' || static_cast<unsigned char>(c) < 0x20) c = '_';
-  }
-  return name;
-}
-
 // The panels of a head side by side, large enough to look at: a tile is twice as many queries as keys.
 Image HeadImage(const HeadReport& head) {
   constexpr int64_t kSide = 384;
@@ -107,26 +104,33 @@ Image HeadImage(const HeadReport& head) {
   return Beside(large, kGap);
 }
 
-using Files = std::vector<std::unique_ptr<io::AtomicFile>>;
-
-void WriteFile(const std::string& flag, const std::string& path, std::span<const std::byte> bytes, Files& files) {
-  try {
-    files.push_back(std::make_unique<io::AtomicFile>(path));
-    files.back()->Write(bytes);
-    files.back()->Close();
-  } catch (const io::Error& error) {
-    throw UsageError(flag + " " + error.what());
+// Before the work, which is long.
+void CheckOutputs(const ReportOptions& options, const Inputs& inputs, const std::vector<NamedReport>& reports) {
+  std::vector<NamedFile> outputs = {{"-o", options.page}};
+  std::error_code error;
+  if (!options.png.empty() && !fs::exists(options.png, error)) outputs.push_back({"--png", options.png});
+  if (!options.png.empty() && fs::exists(options.png, error)) {
+    if (!fs::is_directory(options.png, error)) throw UsageError("--png " + options.png + ": is not a folder");
+    for (const NamedReport& report : reports) {
+      for (const std::string& name : report.pictures) {
+        outputs.push_back({"--png", (fs::path(options.png) / name).string()});
+      }
+    }
   }
+  std::vector<NamedFile> read = NamedInputs(options.common);
+  for (const std::string& source : inputs.sources()) {
+    if (!source.empty() && source != options.common.tensors) read.push_back({"", source});
+  }
+  CheckPlaces(outputs, read);
 }
 
-void WritePictures(const std::string& folder, const std::vector<FileReport>& reports, Files& files) {
-  std::error_code error;
-  fs::create_directory(folder, error);
-  if (error) throw UsageError("--png " + folder + ": cannot be made: " + error.message());
-  for (const FileReport& report : reports) {
-    for (const HeadReport& head : report.heads) {
-      if (head.panels.empty()) continue;
-      WriteFile("--png", (fs::path(folder) / PngName(report, head)).string(), EncodePng(HeadImage(head)), files);
+void AddPictures(const std::string& folder, const std::vector<FileReport>& reports,
+                 const std::vector<NamedReport>& named, Outputs& outputs) {
+  outputs.MakeFolder("--png", folder);
+  for (size_t file = 0; file < reports.size(); ++file) {
+    for (size_t i = 0; i < named[file].pictures.size(); ++i) {
+      outputs.Add("--png", (fs::path(folder) / named[file].pictures[i]).string(),
+                  EncodePng(HeadImage(reports[file].heads[i])));
     }
   }
 }
@@ -142,36 +146,34 @@ std::string Summary(const ReportOptions& options, const Json& data) {
 int Report(const ReportOptions& options) {
   const Options& common = options.common;
   CheckOptions(Verb::kReport, common);
-  const std::vector<std::string> sources = InputFiles(common);
-  CheckPlaces(options, sources);
+  if (options.page.empty()) throw UsageError("-o is missing");
+  if (!options.page.ends_with(".html")) throw UsageError("-o " + options.page + ": must end in .html");
   const HeadChooser chooser(common);
+  Inputs inputs(Verb::kReport, common, chooser);
+  std::vector<NamedReport> named;
+  std::set<std::string> taken;
+  inputs.LookAtAll([&](const Problem& problem, const std::string& file) {
+    named.push_back({LayerName(problem, file, common.paths), fs::path(file).stem().string(), {}});
+    named.back().pictures = PictureNames(PictureStem(named.back()), problem, taken);
+  });
+  CheckOutputs(options, inputs, named);
   const Context context(common.threads);
-  int64_t heads = 0;
-  std::string notes;
-  // All inputs are read once before the slow part, so that a bad one is refused at once.
-  for (const std::string& source : sources) {
-    Problem problem = LoadProblem(Verb::kReport, common, source);
-    chooser.TakePreset(source, problem);
-    heads += problem.desc.batch * problem.desc.q_heads;
-    notes += NotesText(problem, source);
-  }
-  std::fputs(notes.c_str(), stderr);
   std::vector<FileReport> reports;
-  {
-    Progress progress("measuring heads", heads);
-    for (const std::string& source : sources) reports.push_back(ReportFile(context, common, chooser, source, progress));
-  }
+  inputs.ForEach(context, "measuring heads", [&](Problem& problem, const std::string& file, Progress& progress) {
+    reports.push_back(ReportFile(context, problem, file, named[reports.size()], progress));
+  });
   const Json data = ReportJson(context, reports, true);
-  Files files;
   const std::string page = ReportPage(data);
-  WriteFile("-o", options.page, std::as_bytes(std::span(page)), files);
-  if (!options.png.empty()) WritePictures(options.png, reports, files);
-  for (const auto& file : files) file->Commit();
-  if (common.json) {
-    PrintOut(Dump(ReportJson(context, reports, false)));
-  } else {
-    std::fputs(Summary(options, data).c_str(), stderr);
-  }
+  Outputs outputs;
+  outputs.Add("-o", options.page, std::as_bytes(std::span(page)));
+  if (!options.png.empty()) AddPictures(options.png, reports, named, outputs);
+  outputs.Commit([&] {
+    if (common.json) {
+      PrintOut(Dump(ReportJson(context, reports, false)));
+    } else {
+      std::fputs(Summary(options, data).c_str(), stderr);
+    }
+  });
   return 0;
 }
 

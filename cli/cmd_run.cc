@@ -67,12 +67,13 @@ int Run(const Options& options) {
   outputs.Add("--out", options.out, "o", results.o);
   if (!options.lse.empty()) outputs.Add("--lse", options.lse, "lse", results.lse);
   if (!options.map_out.empty()) outputs.Add("--map-out", options.map_out, "map", results.map);
-  outputs.Commit();
-  if (options.json) {
-    PrintOut(Dump(RunReport(problem, stats)));
-  } else {
-    PrintSummary(options, problem, stats);
-  }
+  outputs.Commit([&] {
+    if (options.json) {
+      PrintOut(Dump(RunReport(problem, stats)));
+    } else {
+      PrintSummary(options, problem, stats);
+    }
+  });
   return 0;
 }
 

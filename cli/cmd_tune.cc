@@ -63,23 +63,13 @@ void FillBounds(TuneOptions& o) {
   }
 }
 
-void CheckPlaces(const TuneOptions& o, const Captures& captures) {
+void CheckOutputs(const TuneOptions& o, const Captures& captures) {
   if (!o.out.ends_with(".json")) throw UsageError("--out " + o.out + ": must end in .json");
-  for (const std::string& path : {o.out, o.partial()}) {
-    try {
-      io::CheckWritable(path);
-    } catch (const io::Error& error) {
-      throw UsageError(std::string("--out ") + error.what());
-    }
-  }
+  std::vector<NamedFile> inputs;
   for (const LayerCaptures& layer : captures.layers) {
-    for (const Sample& sample : layer.samples) {
-      for (const std::string& path : {o.out, o.partial()}) {
-        if (SameFile(path, sample.path))
-          throw UsageError("--out " + path + ": would overwrite the input " + sample.path);
-      }
-    }
+    for (const Sample& sample : layer.samples) inputs.push_back({"", sample.path});
   }
+  CheckPlaces({{"--out", o.out}, {"--out", o.partial()}}, inputs);
 }
 
 // Everything that the parameters depend on, but for the captures.
@@ -143,7 +133,7 @@ int Tune(TuneOptions o) {
   FillBounds(o);
   const auto start = std::chrono::steady_clock::now();
   Captures captures = FindCaptures(o.captures);
-  CheckPlaces(o, captures);
+  CheckOutputs(o, captures);
   const Context context(o.threads);
   const std::string digest = CheckCaptures(captures);
   TuneReport report{o.out, context.isa(), context.threads(), 0, StartOrResume(o, context, digest), {}};

@@ -4,8 +4,11 @@
 
 #include <functional>
 #include <limits>
+#include <sparge/sparge.hpp>
 #include <utility>
 
+#include "cli/text.h"
+#include "io/preset.h"
 #include "io/tensor.h"
 
 namespace sparge::cli {
@@ -48,7 +51,7 @@ void RegisterInputs(CLI::App& app, Verb verb, Options& options) {
   const std::string group = "Inputs";
   AddFile(app, "--q", "queries, .npy: (N,D), (H,N,D) or (B,H,N,D), float32 or float16", group, options.q);
   AddFile(app, "--k", "keys, .npy", group, options.k);
-  AddFile(app, "--v", verb == Verb::kMap ? "values, .npy; may be left out, only the shape is checked" : "values, .npy",
+  AddFile(app, "--v", verb == Verb::kMap ? "values, .npy; for --select auto, which measures results" : "values, .npy",
           group, options.v);
   AddFile(app, "--tensors", "instead of --q --k --v: a .safetensors file with tensors q, k, v (bfloat16 too)", group,
           options.tensors);
@@ -94,17 +97,27 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   constexpr double kLargest = std::numeric_limits<double>::max();
   const std::string group = "Sparsity";
-  AddChoice(app, "--precision", "arithmetic; default int8", {"fp32", "int16", "int8"},
-            [&options](const std::string& text) { options.precision = text; });
-  AddChoice(app, "--select", "which tiles to compute; default cdf", {"all", "cdf", "topk", "floor", "map", "auto"},
-            [&options](const std::string& text) { options.select = text; });
-  AddNumber(app, "--tau", "cdf: predicted mass to keep; floor: see docs/predictor.md; default 0.98", group, options.tau,
-            0, 1);
-  AddNumber(app, "--topk", "topk: fraction of visible tiles to keep; default 0.5", group, options.topk, 0, 1);
-  AddNumber(app, "--theta", "blocks less self-similar than this are kept whole; default 0.3, below 0 = off", group,
-            options.theta, -kLargest, kLargest);
+  const PlanDesc defaults;
+  AddChoice(app, "--precision", Format("arithmetic, at least; default %s", io::PrecisionName(defaults.precision)),
+            {"fp32", "int16", "int8"}, [&options](const std::string& text) { options.precision = text; });
+  AddChoice(
+      app, "--select",
+      "which tiles to compute; default auto, or what a parameter says: cdf for --tau and --theta, topk for --topk, "
+      "map for --map",
+      {"auto", "all", "cdf", "topk", "floor", "map"}, [&options](const std::string& text) { options.select = text; });
+  AddNumber(app, "--tau",
+            Format("cdf: predicted mass to keep; floor: see docs/predictor.md; default %g", defaults.params.tau), group,
+            options.tau, 0, 1);
+  AddNumber(app, "--topk", Format("topk: fraction of visible tiles to keep; default %g", defaults.params.topk), group,
+            options.topk, 0, 1);
+  AddNumber(
+      app, "--theta",
+      Format("blocks less self-similar than this are kept whole; default %g, below 0 = off", defaults.params.theta),
+      group, options.theta, -kLargest, kLargest);
   if (verb != Verb::kMap) {
-    AddText(app, "--pv-skip", "X|off", "skip row groups that lie this far (natural log) below the maximum; default 10",
+    AddText(app, "--pv-skip", "X|off",
+            Format("skip row groups that lie this far (natural log) below the maximum; default %g",
+                   defaults.params.pv_skip),
             group, [&options](const std::string& text) {
               options.pv_skip = text == "off" ? kInfinity : ParseNumber("--pv-skip", text);
               if (*options.pv_skip < 0) throw UsageError("--pv-skip: " + Quoted(text) + " is negative");
@@ -124,14 +137,16 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
 // Error bounds instead of parameters, and parameters that were found before.
 void RegisterTuned(CLI::App& app, Verb verb, Options& options) {
   const std::string group = "Sparsity";
-  AddNumber(app, "--target-l1", "auto: relative L1 that a head's selection may cost; default 0.015", group,
+  const CalibrationDesc defaults;
+  AddNumber(app, "--target-l1",
+            Format("auto: relative L1 that a head's selection may cost; default %g", defaults.target_l1), group,
             options.target_l1, 0, 1);
   if (verb != Verb::kMap) {
-    AddNumber(app, "--pv-l1", "auto: the same with PV skip; default 1.25 times --target-l1", group, options.pv_l1, 0,
-              1);
+    AddNumber(app, "--pv-l1", Format("auto: the same with PV skip; default %g times --target-l1", SPARGE_PV_ROOM),
+              group, options.pv_l1, 0, 1);
   }
-  AddNumber(app, "--round-l1", "auto: relative L1 of the precision itself; default 0.05", group, options.round_l1, 0,
-            1);
+  AddNumber(app, "--round-l1", Format("auto: relative L1 of the precision itself; default %g", defaults.round_l1),
+            group, options.round_l1, 0, 1);
   AddText(app, "--seed", "N", "auto: which query rows are measured; default 0", group,
           [&options](const std::string& text) {
             options.seed = ParseInteger("--seed", text, 0, std::numeric_limits<int64_t>::max());
@@ -166,7 +181,11 @@ void CheckPreset(const Options& o) {
                {"--pv-skip", o.pv_skip.has_value()},
                {"--precision", o.precision.has_value()},
                {"--predictor", o.predictor.has_value()},
-               {o.sink.value_or(true) ? "--sink" : "--no-sink", o.sink.has_value()}},
+               {o.sink.value_or(true) ? "--sink" : "--no-sink", o.sink.has_value()},
+               {"--target-l1", o.target_l1.has_value()},
+               {"--pv-l1", o.pv_l1.has_value()},
+               {"--round-l1", o.round_l1.has_value()},
+               {"--seed", o.seed.has_value()}},
               " has no meaning with --preset " + o.preset + ", which decides it");
   if (o.layer.empty() && o.paths.empty()) {
     throw UsageError("--layer is missing: which layer of --preset " + o.preset + "?");
@@ -174,19 +193,39 @@ void CheckPreset(const Options& o) {
 }
 
 void CheckAuto(const Options& o) {
-  if (o.Select() != "auto") {
-    RefuseGiven({{"--target-l1", o.target_l1.has_value()},
-                 {"--pv-l1", o.pv_l1.has_value()},
-                 {"--round-l1", o.round_l1.has_value()},
-                 {"--seed", o.seed.has_value()}},
-                " has no meaning without --select auto");
-    return;
+  if (o.pv_skip) {
+    throw UsageError("--pv-skip has no meaning with " + SelectionOf(o).flag +
+                     " which chooses it; give --pv-l1 for its error, or --tau X for a selection of your own");
   }
-  RefuseGiven({{"--pv-skip", o.pv_skip.has_value()}, {"--precision", o.precision.has_value()}},
-              " has no meaning with --select auto, which chooses it");
   if (o.pv_l1 && o.target_l1 && *o.pv_l1 < *o.target_l1) {
     throw UsageError("--pv-l1 is smaller than --target-l1: PV skip adds to the error of the selection");
   }
+  if (o.round_l1 && o.precision && *o.precision != "int8") {
+    throw UsageError("--round-l1 has no meaning with --precision " + *o.precision +
+                     ": it says when int8 is not enough");
+  }
+}
+
+// Each flag belongs to some selections.
+void CheckSelection(const Options& o) {
+  const auto [select, flag] = SelectionOf(o);
+  const std::string with = " has no meaning with " + flag;
+  const bool tau = select == "cdf" || select == "floor";
+  const bool predicted = tau || select == "topk";
+  if (o.map.empty() && select == "map") throw UsageError("--select map needs --map");
+  RefuseGiven({{"--map", !o.map.empty() && select != "map"},
+               {"--tau", o.tau && !tau},
+               {"--topk", o.topk && select != "topk"},
+               {"--theta", o.theta && !predicted},
+               {"--predictor", o.predictor && !predicted && select != "auto"},
+               {o.sink.value_or(true) ? "--sink" : "--no-sink", o.sink && !predicted && select != "auto"}},
+              with);
+  if (select == "auto") return CheckAuto(o);
+  RefuseGiven({{"--target-l1", o.target_l1.has_value()},
+               {"--pv-l1", o.pv_l1.has_value()},
+               {"--round-l1", o.round_l1.has_value()},
+               {"--seed", o.seed.has_value()}},
+              with + ": it belongs to --select auto");
 }
 
 void CheckInputs(Verb verb, const Options& o) {
@@ -232,18 +271,16 @@ void CheckOptions(Verb verb, const Options& o) {
   if (verb == Verb::kMap && o.map_out.empty()) throw UsageError("--map-out is missing");
   CheckInputs(verb, o);
   CheckPreset(o);
-  CheckAuto(o);
-  const std::string select = o.Select();
-  const bool predicted = select == "cdf" || select == "topk" || select == "floor";
-  const std::string with = " has no meaning with --select " + select;
-  if (!o.map.empty() && select != "map") throw UsageError("--map " + o.map + with);
-  if (o.map.empty() && select == "map") throw UsageError("--select map needs --map");
-  if (o.tau && select != "cdf" && select != "floor") throw UsageError("--tau" + with);
-  if (o.topk && select != "topk") throw UsageError("--topk" + with + "; give --select topk");
-  if (o.theta && !predicted) throw UsageError("--theta" + with);
-  const bool guesses = predicted || select == "auto";
-  if (o.predictor && !guesses) throw UsageError("--predictor" + with);
-  if (o.sink && !guesses) throw UsageError(std::string(*o.sink ? "--sink" : "--no-sink") + with);
+  if (o.preset.empty()) CheckSelection(o);
+}
+
+Selection SelectionOf(const Options& o) {
+  if (o.select) return {*o.select, "--select " + *o.select};
+  if (!o.map.empty()) return {"map", "--map"};
+  if (o.topk) return {"topk", "--topk"};
+  if (o.tau) return {"cdf", "--tau"};
+  if (o.theta) return {"cdf", "--theta"};
+  return {"auto", "--select auto, the default,"};
 }
 
 }  // namespace sparge::cli

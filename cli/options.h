@@ -43,10 +43,15 @@ struct Options {
   int32_t threads = 0;  // 0 = all
   bool json = false;
   std::optional<double> max_l1;  // check only
-
-  // The selection in force: a map given alone means "map".
-  std::string Select() const { return select.value_or(map.empty() ? "cdf" : "map"); }
 };
+
+// Which selection the flags ask for. One place for the rule: --select says it; else the parameter of a selection means
+// that selection, and nothing at all means what every client of the library does.
+struct Selection {
+  std::string name;  // as --select takes it
+  std::string flag;  // what says so, for messages: "--select cdf", "--tau", "--select auto, the default,"
+};
+Selection SelectionOf(const Options& options);
 
 // Adds the options of `verb` to `app`; `options` must outlive it. Ranges of single values are checked while parsing.
 void RegisterOptions(CLI::App& app, Verb verb, Options& options);

@@ -4,8 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <utility>
+#include <map>
 
 #include "io/npy.h"
 #include "io/safetensors.h"
@@ -13,83 +12,97 @@
 namespace sparge::cli {
 namespace {
 
-namespace fs = std::filesystem;
-
 bool IsSafetensors(const std::string& path) { return path.ends_with(".safetensors"); }
 
-void CheckPlace(const std::string& flag, const std::string& path) {
-  try {
-    io::CheckWritable(path);
-  } catch (const io::Error& error) {
-    throw UsageError(flag + " " + error.what());
-  }
-}
-
-using Named = std::vector<std::pair<std::string, std::string>>;  // flag, path
-
-Named Given(const Named& all) {
-  Named given;
-  for (const auto& named : all) {
-    if (!named.second.empty()) given.push_back(named);
+std::vector<NamedFile> Given(const std::vector<NamedFile>& all) {
+  std::vector<NamedFile> given;
+  for (const NamedFile& file : all) {
+    if (!file.path.empty()) given.push_back(file);
   }
   return given;
 }
 
-}  // namespace
-
-bool SameFile(const std::string& a, const std::string& b) {
-  std::error_code error;
-  if (fs::equivalent(a, b, error)) return true;
-  const fs::path left = fs::weakly_canonical(a, error);
-  const fs::path right = fs::weakly_canonical(b, error);
-  return left == right;
-}
-
-void CheckOutputs(const Options& o, io::DType q_dtype) {
-  const Named outputs = Given({{"--out", o.out}, {"--lse", o.lse}, {"--map-out", o.map_out}});
-  const Named inputs = Given({{"--q", o.q},
-                              {"--k", o.k},
-                              {"--v", o.v},
-                              {"--tensors", o.tensors},
-                              {"--mask", o.mask},
-                              {"--map", o.map},
-                              {"--preset", o.preset}});
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const auto& [flag, path] = outputs[i];
-    const bool may_be_safetensors = flag == "--out";
-    if (!path.ends_with(".npy") && !(may_be_safetensors && IsSafetensors(path))) {
-      throw UsageError(flag + " " + path + ": must end in .npy" + (may_be_safetensors ? " or .safetensors" : ""));
-    }
-    if (flag == "--out" && q_dtype == io::DType::BF16 && !IsSafetensors(path)) {
-      throw UsageError("--out " + path + ": q is bfloat16, which .npy cannot hold; use .safetensors");
-    }
-    CheckPlace(flag, path);
-    for (size_t j = 0; j < i; ++j) {
-      if (SameFile(path, outputs[j].second)) throw UsageError(flag + " " + path + ": same file as " + outputs[j].first);
-    }
-    for (const auto& [input_flag, input] : inputs) {
-      if (SameFile(path, input)) throw UsageError(flag + " " + path + ": would overwrite the input " + input_flag);
-    }
-  }
-}
-
-void Outputs::Add(const std::string& flag, const std::string& path, const std::string& name, const io::Tensor& tensor) {
+// Names the flag in front of what the file's writer says.
+template <class Work>
+void Naming(const std::string& flag, const Work& work) {
   try {
-    files_.push_back(std::make_unique<io::AtomicFile>(path));
-    if (IsSafetensors(path)) {
-      const io::NamedTensor tensors[] = {{name, &tensor}};
-      io::WriteSafetensors(*files_.back(), tensors);
-    } else {
-      io::WriteNpy(*files_.back(), tensor);
-    }
-    files_.back()->Close();
+    work();
   } catch (const io::Error& error) {
     throw UsageError(flag + " " + error.what());
   }
 }
 
-void Outputs::Commit() {
-  for (const auto& file : files_) file->Commit();
+void CheckEnding(const NamedFile& file, io::DType q_dtype) {
+  const bool may_be_safetensors = file.flag == "--out";
+  if (!file.path.ends_with(".npy") && !(may_be_safetensors && IsSafetensors(file.path))) {
+    throw UsageError(file.flag + " " + file.path + ": must end in .npy" +
+                     (may_be_safetensors ? " or .safetensors" : ""));
+  }
+  if (may_be_safetensors && q_dtype == io::DType::BF16 && !IsSafetensors(file.path)) {
+    throw UsageError("--out " + file.path + ": q is bfloat16, which .npy cannot hold; use .safetensors");
+  }
+}
+
+}  // namespace
+
+std::vector<NamedFile> NamedInputs(const Options& o) {
+  return Given({{"--q", o.q},
+                {"--k", o.k},
+                {"--v", o.v},
+                {"--tensors", o.tensors},
+                {"--mask", o.mask},
+                {"--map", o.map},
+                {"--preset", o.preset}});
+}
+
+void CheckPlaces(const std::vector<NamedFile>& outputs, const std::vector<NamedFile>& inputs) {
+  std::map<std::string, std::string> taken;  // key of a file, and what it is
+  for (const NamedFile& input : inputs) {
+    const std::string what = "would overwrite the input " + (input.flag.empty() ? input.path : input.flag);
+    for (const std::string& key : io::FileKeys(input.path)) taken.emplace(key, what);
+  }
+  for (const NamedFile& output : outputs) {
+    Naming(output.flag, [&] {
+      io::CheckWritable(output.path);
+      const std::vector<std::string> keys = io::FileKeys(output.path);
+      for (const std::string& key : keys) {
+        const auto found = taken.find(key);
+        if (found != taken.end()) throw io::Error(output.path, found->second);
+      }
+      for (const std::string& key : keys) taken.emplace(key, "same file as " + output.flag);
+    });
+  }
+}
+
+void CheckOutputs(const Options& o, io::DType q_dtype) {
+  const std::vector<NamedFile> outputs = Given({{"--out", o.out}, {"--lse", o.lse}, {"--map-out", o.map_out}});
+  for (const NamedFile& output : outputs) CheckEnding(output, q_dtype);
+  CheckPlaces(outputs, NamedInputs(o));
+}
+
+void Outputs::Add(const std::string& flag, const std::string& path, const std::string& name, const io::Tensor& tensor) {
+  Naming(flag, [&] {
+    io::AtomicFile& file = files_.Add(path);
+    if (IsSafetensors(path)) {
+      const io::NamedTensor tensors[] = {{name, &tensor}};
+      io::WriteSafetensors(file, tensors);
+    } else {
+      io::WriteNpy(file, tensor);
+    }
+    file.Close();
+  });
+}
+
+void Outputs::Add(const std::string& flag, const std::string& path, std::span<const std::byte> bytes) {
+  Naming(flag, [&] {
+    io::AtomicFile& file = files_.Add(path);
+    file.Write(bytes);
+    file.Close();
+  });
+}
+
+void Outputs::MakeFolder(const std::string& flag, const std::string& path) {
+  Naming(flag, [&] { files_.MakeFolder(path); });
 }
 
 void PrintOut(const std::string& text) {

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "io/npy.h"
+#include "io/preset.h"
 
 namespace sparge::cli {
 namespace {
@@ -167,11 +168,10 @@ void DescribeAttention(const Options& options, const std::string& path, Problem&
 
 void DescribeSparsity(const Options& options, Problem& problem) {
   PlanDesc& desc = problem.desc;
-  const std::string select = options.Select();
-  const std::string precision = options.precision.value_or("int8");
-  desc.precision = precision == "fp32"    ? SPARGE_PRECISION_FP32
-                   : precision == "int16" ? SPARGE_PRECISION_INT16
-                                          : SPARGE_PRECISION_INT8;
+  const std::string select = SelectionOf(options).name;
+  for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
+    if (options.precision && *options.precision == io::PrecisionName(precision)) desc.precision = precision;
+  }
   desc.select = select == "all"     ? SPARGE_SELECT_ALL
                 : select == "topk"  ? SPARGE_SELECT_TOPK
                 : select == "map"   ? SPARGE_SELECT_MAP

@@ -2,8 +2,6 @@
 #include "cli/report.h"
 
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 
 #include "io/preset.h"
 
@@ -194,18 +192,6 @@ std::string NotesText(const Problem& problem, const std::string& file) {
   std::string text;
   for (const std::string& note : problem.notes) text += (text.empty() ? "" : ", ") + note;
   return file + ": from its metadata: " + text + "\n";
-}
-
-std::string Format(const char* format, ...) {
-  va_list args, again;
-  va_start(args, format);
-  va_copy(again, args);
-  const int size = std::vsnprintf(nullptr, 0, format, args);
-  va_end(args);
-  std::string text(size > 0 ? static_cast<size_t>(size) : 0, '\0');
-  std::vsnprintf(text.data(), text.size() + 1, format, again);
-  va_end(again);
-  return text;
 }
 
 }  // namespace sparge::cli

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cli/problem.h"
+#include "cli/text.h"
 
 namespace sparge::cli {
 
@@ -29,9 +30,6 @@ std::string Dump(const Json& json);                 // one object, indented, wit
 std::string ParameterText(const Problem& problem);  // "int8, cdf tau 0.98 theta 0.3, pv-skip 10, causal"
 // One line on which metadata of `file` became parameters; empty if none did.
 std::string NotesText(const Problem& problem, const std::string& file);
-
-// printf into a string.
-std::string Format(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_REPORT_H_

@@ -55,11 +55,21 @@ def call(*args, env=None):
     return subprocess.run([SPARGE, *map(str, args)], capture_output=True, text=True, env={**os.environ, **(env or {})})
 
 
-class Verbs(unittest.TestCase):
+class Folder(unittest.TestCase):
+    """A test with a folder of its own."""
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="sparge_verbs_")
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
+
+    def path(self, name):
+        return self.folder / name
+
+
+class Verbs(Folder):
+    def setUp(self):
+        super().setUp()
         # 2 query heads on 1 key head, ragged lengths; v is wider than k.
         npy(self.path("q.npy"), "<f4", (2, 150, 16), floats(2 * 150 * 16))
         npy(self.path("k.npy"), "<f4", (1, 170, 16), floats(170 * 16, seed=2))
@@ -67,9 +77,6 @@ class Verbs(unittest.TestCase):
         self.inputs = ("--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"))
         self.attend = ("run", *self.inputs, "--out", self.path("o.npy"))
         self.before = sorted(os.listdir(self.folder))
-
-    def path(self, name):
-        return self.folder / name
 
     def capture(self, name, causal="true", scale="0.25", code="F16"):
         pack = bfloats if code == "BF16" else lambda n, seed: floats(n, "e", seed)
@@ -122,7 +129,7 @@ class Verbs(unittest.TestCase):
     def test_contradictions(self):
         npy(self.path("m.npy"), "|u1", (2, 2, 3), bytes([1] * 12))
         m = self.path("m.npy")
-        for args in (("--select", "topk", "--tau", "0.9"), ("--topk", "0.5"), ("--query-offset", "3"),
+        for args in (("--select", "topk", "--tau", "0.9"), ("--query-offset", "3"),
                      ("--select", "cdf", "--map", m), ("--select", "map"), ("--select", "all", "--theta", "0.1"),
                      ("--select", "all", "--sink"), ("--map", m, "--no-sink"), ("--sink", "--no-sink"),
                      ("--tensors", self.path("q.npy")), ("--lse", self.path("o.npy")), ("--lse", self.path("q.npy"))):
@@ -134,7 +141,53 @@ class Verbs(unittest.TestCase):
         self.refused("run", "--out", self.path("o.npy"), says="--q")
         self.refused("map", *self.inputs, says="--map-out")
         self.refused("map", *self.inputs, "--map-out", self.path("x.npy"), "--pv-skip", "3", says="--pv-skip")
+        self.refused("map", *self.inputs[:4], "--map-out", self.path("x.npy"), says=("--v is missing", "auto", "--tau"))
+        tensors = {n: ("F32", (1, 64, 8), floats(512, seed=4)) for n in "qk"}
+        safetensors(self.path("qk.safetensors"), tensors, {})
+        self.refused("map", "--tensors", self.path("qk.safetensors"), "--map-out", self.path("x.npy"),
+                     says=("qk.safetensors", "no tensor v", "auto", "--tau"))
         self.refused("check", *self.inputs, self.folder, says="--q")
+
+    def test_selection_from_flags(self):
+        """One rule for run, map, check and report: a parameter means its selection, nothing at all means auto."""
+        npy(self.path("m.npy"), "|u1", (2, 2, 3), bytes([1] * 12))
+        for flags, want in (((), "auto"), (("--target-l1", "0.1"), "auto"), (("--seed", "3"), "auto"),
+                            (("--round-l1", "0.1"), "auto"), (("--precision", "int16"), "auto"), (("--sink",), "auto"),
+                            (("--tau", "0.9"), "cdf"), (("--theta", "0.2"), "cdf"), (("--tau", "0.9", "--theta", "0"), "cdf"),
+                            (("--topk", "0.4"), "topk"), (("--topk", "0.4", "--theta", "0.1"), "topk"),
+                            (("--map", self.path("m.npy")), "map"), (("--select", "cdf"), "cdf"), (("--select", "all"), "all"),
+                            (("--select", "floor", "--tau", "0.9"), "floor"), (("--select", "topk"), "topk")):
+            with self.subTest(flags):
+                self.assertEqual(json.loads(self.good(*self.attend, *flags, "--json").stdout)["select"], want)
+                mapped = self.good("map", *self.inputs, *flags, "--map-out", self.path("x.npy"), "--json").stdout
+                self.assertEqual(json.loads(mapped)["select"], want)
+                checked = self.good("check", *self.inputs, *flags, "--json").stdout
+                self.assertEqual(json.loads(checked)["files"][0]["select"], want)
+        report = self.good("report", *self.inputs, "-o", self.path("r.html"), "--json").stdout
+        self.assertEqual(json.loads(report)["files"][0]["select"], "auto")
+        figures = json.loads(self.good(*self.attend, "--select", "cdf", "--json").stdout)
+        self.assertEqual([figures[x] for x in ("tau", "theta", "pv_skip", "topk")], [0.98, 0.3, 10, None])
+        self.assertEqual(json.loads(self.good(*self.attend, "--select", "topk", "--json").stdout)["topk"], 0.5)
+
+    def test_flags_of_another_selection(self):
+        """Refused, naming the flag that made the choice; nothing that was given is silently left out."""
+        npy(self.path("m.npy"), "|u1", (2, 2, 3), bytes([1] * 12))
+        for flags, says in ((("--pv-skip", "5"), ("--pv-skip", "--select auto, the default", "--pv-l1", "--tau X")),
+                            (("--pv-skip", "off"), ("--pv-skip", "--select auto, the default")),
+                            (("--select", "auto", "--pv-skip", "5"), ("--pv-skip", "--select auto")),
+                            (("--target-l1", "0.1", "--pv-skip", "5"), ("--pv-skip", "--select auto")),
+                            (("--tau", "0.9", "--target-l1", "0.1"), ("--target-l1", "with --tau", "--select auto")),
+                            (("--tau", "0.9", "--topk", "0.5"), ("--tau", "with --topk")),
+                            (("--map", self.path("m.npy"), "--tau", "0.9"), ("--tau", "with --map")),
+                            (("--map", self.path("m.npy"), "--theta", "0.9"), ("--theta", "with --map")),
+                            (("--select", "cdf", "--topk", "0.5"), ("--topk", "--select cdf")),
+                            (("--select", "auto", "--theta", "0.5"), ("--theta", "--select auto")),
+                            (("--select", "auto", "--map", self.path("m.npy")), ("--map", "--select auto")),
+                            (("--topk", "0.5", "--seed", "1"), ("--seed", "--topk", "--select auto")),
+                            (("--theta", "0.5", "--pv-l1", "0.1"), ("--pv-l1", "--theta", "--select auto")),
+                            (("--precision", "fp32", "--round-l1", "0.1"), ("--round-l1", "--precision fp32"))):
+            with self.subTest(flags):
+                self.refused(*self.attend, *flags, says=says)
 
     def test_bad_inputs(self):
         self.refused(*self.attend[:1], "--q", self.path("none.npy"), *self.attend[3:], says=("--q", "none.npy"))
@@ -168,7 +221,8 @@ class Verbs(unittest.TestCase):
     # ---------------------------------------------------------------- what works
 
     def test_run(self):
-        extra = ("--lse", self.path("l.npy"), "--map-out", self.path("m.npy"), "--json", "--causal", "--pv-skip", "off")
+        extra = ("--lse", self.path("l.npy"), "--map-out", self.path("m.npy"), "--json", "--causal", "--tau", "0.98",
+                 "--pv-skip", "off")
         report = json.loads(self.good(*self.attend, *extra, "--threads", "2").stdout)
         self.assertEqual(read_npy(self.path("o.npy"))[:2], ("<f4", (2, 150, 24)))
         self.assertEqual(read_npy(self.path("l.npy"))[:2], ("<f4", (2, 150)))
@@ -212,13 +266,13 @@ class Verbs(unittest.TestCase):
         self.assertEqual(len(data), 2 * 130 * 16 * 2)
 
     def test_map(self):
-        report = json.loads(self.good("map", *self.inputs[:4], "--map-out", self.path("m.npy"), "--json").stdout)
+        report = json.loads(self.good("map", *self.inputs[:4], "--tau", "0.9", "--map-out", self.path("m.npy"), "--json").stdout)
         self.assertEqual(len(report["heads"]), 2)
         self.assertEqual(sum(h["computed"] for h in report["heads"]), report["qk_tiles"]["computed"])
         self.assertEqual(read_npy(self.path("m.npy"))[1], (2, 2, 3))
         tensors = {n: ("F32", (1, 64, 8), floats(512, seed=4)) for n in "qk"}
         safetensors(self.path("qk.safetensors"), tensors, {})
-        self.good("map", "--tensors", self.path("qk.safetensors"), "--map-out", self.path("m.npy"))
+        self.good("map", "--tensors", self.path("qk.safetensors"), "--map-out", self.path("m.npy"), "--tau", "0.9")
 
     def test_check(self):
         self.capture("captures/a.safetensors")
@@ -228,6 +282,7 @@ class Verbs(unittest.TestCase):
         self.assertEqual([f["causal"] for f in report["files"]], [True, False])
         self.assertLess(report["total"]["relative_l1"], 0.2)
         self.assertIn("total", self.good("check", *self.inputs, "--precision", "fp32", "--select", "all").stdout)
+        self.assertEqual([f["select"] for f in report["files"]], ["auto", "auto"])
         failed = call("check", *self.inputs, "--max-l1", "1e-9")  # int8 is never that good
         self.assertEqual(failed.returncode, 1, failed.stderr)
         self.assertIn("--max-l1", failed.stderr)
@@ -244,6 +299,8 @@ class Verbs(unittest.TestCase):
         self.capture("captures/a.safetensors")
         table = self.good("demo", "--data", self.path("captures")).stdout
         self.assertIn("a title", table)
+        for bound in ("target_l1", "pv_l1"):
+            self.assertIn(" %g " % info["defaults"][bound], table)
         self.assertLessEqual(max(map(len, table.splitlines()[:14])), 100)
         report = json.loads(self.good("demo", "--data", self.path("captures"), "--json").stdout)
         self.assertEqual(len(report["heads"]), 2)

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -310,6 +311,59 @@ TEST(AtomicFileTest, WritesThroughLinks) {
   file.Commit();
   EXPECT_TRUE(fs::is_symlink(folder.File("link")));
   EXPECT_EQ(ReadFile(folder.File("real")), Bytes("new"));
+}
+
+TEST(AtomicFileTest, CreatesTheTargetOfALink) {
+  const TempFolder folder;
+  fs::create_directory(folder.File("sub"));
+  fs::create_symlink("sub/new", folder.File("link"));
+  fs::create_symlink(folder.File("link"), folder.File("far"));
+  AtomicFile file(folder.File("far"));
+  file.Write(Bytes("new"));
+  file.Commit();
+  EXPECT_TRUE(fs::is_symlink(folder.File("far")));
+  EXPECT_TRUE(fs::is_symlink(folder.File("link")));
+  EXPECT_EQ(ReadFile(folder.File("sub/new")), Bytes("new"));
+  fs::create_symlink("loop", folder.File("loop"));
+  ExpectError(folder.File("loop"), "symbolic links", [&] { AtomicFile loop(folder.File("loop")); });
+}
+
+TEST(AtomicFilesTest, AppearTogetherOrNotAtAll) {
+  const TempFolder folder;
+  std::ofstream(folder.File("old")) << "old";
+  const auto write = [&](const std::function<void()>& last) {
+    AtomicFiles files;
+    files.MakeFolder(folder.File("made/"));
+    for (const char* name : {"new", "old", "made/inside"}) files.Add(folder.File(name)).Write(Bytes("new"));
+    EXPECT_EQ(ReadFile(folder.File("old")), Bytes("old"));
+    files.Commit(last);
+  };
+  EXPECT_THROW(write([&] {
+                 EXPECT_EQ(ReadFile(folder.File("made/inside")), Bytes("new"));
+                 throw std::runtime_error("the last step");
+               }),
+               std::runtime_error);
+  EXPECT_EQ(ReadFile(folder.File("old")), Bytes("old"));
+  EXPECT_EQ(folder.Count(), 1u);
+  write({});
+  for (const char* name : {"new", "old", "made/inside"}) EXPECT_EQ(ReadFile(folder.File(name)), Bytes("new"));
+  EXPECT_EQ(folder.Count(), 3u);
+}
+
+TEST(FileKeys, AreSharedByNamesOfOneFile) {
+  const TempFolder folder;
+  const auto same = [&](const std::string& a, const std::string& b) {
+    const std::vector<std::string> left = FileKeys(folder.File(a)), right = FileKeys(folder.File(b));
+    return std::find_first_of(left.begin(), left.end(), right.begin(), right.end()) != left.end();
+  };
+  fs::create_directory(folder.File("d"));
+  fs::create_symlink("d", folder.File("l"));
+  fs::create_symlink("../x", folder.File("d/link"));
+  for (const char* name : {"./x", "d/../x", "l/../x", "d/link", "l/link"}) EXPECT_TRUE(same("x", name)) << name;
+  std::ofstream(folder.File("x")) << "x";
+  fs::create_hard_link(folder.File("x"), folder.File("d/hard"));
+  for (const char* name : {"./x", "l/../x", "l/link", "l/hard"}) EXPECT_TRUE(same("x", name)) << name;
+  for (const char* name : {"y", "d/x", "X", "x.npy"}) EXPECT_FALSE(same("x", name)) << name;
 }
 
 TEST(AtomicFileTest, RefusesPlacesThatAreNotFiles) {

@@ -16,6 +16,13 @@ if(TARGET sparge_cli)
   add_test(NAME cli_verbs_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_verbs_test.py ${program})
   add_test(NAME cli_bench_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_bench_test.py ${program})
   add_test(NAME cli_grid_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_grid_test.py ${program})
+  # Looks at the calls that the program makes, through a library that is loaded before libc. What an emulator would make of
+  # that is no matter of the program.
+  if(NOT CMAKE_CROSSCOMPILING)
+    add_library(file_calls MODULE ${CMAKE_CURRENT_LIST_DIR}/file_calls.c)
+    add_test(NAME cli_outputs_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_outputs_test.py ${program}
+      $<TARGET_FILE:file_calls>)
+  endif()
   set(parts oracle refusals maps extremes results)
   # Minutes each under an emulator, for code that is not compiled differently there; what it calls has tests of its own.
   if(NOT CMAKE_CROSSCOMPILING)
@@ -25,6 +32,8 @@ if(TARGET sparge_cli)
     add_test(NAME cli_${part}_test
       COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli/run_all.py --sparge ${program} test_${part})
   endforeach()
+  add_test(NAME documents_test
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/documents_test.py ${program} ${PROJECT_SOURCE_DIR})
   add_test(NAME report_test COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/report_test.py ${program})
   # The page is the same whatever compiled the program; a browser beside an emulator or a sanitizer would only be slow.
   if(NOT CMAKE_CROSSCOMPILING AND NOT SPARGE_SANITIZE)

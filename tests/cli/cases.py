@@ -186,9 +186,13 @@ class Case(unittest.TestCase):
             args += ["--mask", self.path("mask.npy")]
         return args
 
-    def run_case(self, p: Problem, *flags, ndim=4, verb="run", given_map=None, env=None):
-        """Runs it with all outputs on; checks exit code, shapes and types; returns everything lifted to four axes."""
+    def run_case(self, p: Problem, *flags, ndim=4, verb="run", given_map=None, env=None, select="cdf"):
+        """Runs it with all outputs on; checks exit code, shapes and types; returns everything lifted to four axes.
+
+        `select`, whose rule the oracle knows, is for flags that name none; None = the program's own default."""
         args = [verb, *self.save(p, ndim), "--map-out", self.path("map.npy"), "--json", *flags]
+        if select is not None and given_map is None and "--select" not in flags:
+            args += ["--select", select]
         if verb == "run":
             args += ["--out", self.path("o.npy"), "--lse", self.path("lse.npy")]
         if given_map is not None:

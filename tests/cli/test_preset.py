@@ -124,7 +124,7 @@ class Auto(PresetCase):
     tokens = 2048  # with fewer there are too few rows to be sure of anything, and heads stay dense
 
     def test_errors_stay_within_what_was_named(self):
-        flags = ("--select", "auto", "--target-l1", "0.05", "--pv-l1", "0.06", "--json")
+        flags = ("--target-l1", "0.05", "--pv-l1", "0.06", "--json")
         report = json.loads(self.good("check", "--tensors", self.file, *flags).stdout)
         file = report["files"][0]
         self.assertEqual(file["select"], "auto")
@@ -144,15 +144,32 @@ class Auto(PresetCase):
         said = self.good("run", "--tensors", self.file, "--out", self.path("o.npy"), *flags).stderr
         self.assertIn("calibrated in", said)
 
+    def test_the_default(self):
+        """Nothing at all means auto with the library's own bounds, and with an error named, the ratio for the PV skip."""
+        plain = self.attend()
+        info = json.loads(self.good("info", "--json").stdout)["defaults"]
+        named = self.attend("--select", "auto", "--target-l1", info["target_l1"], "--pv-l1", info["pv_l1"],
+                            "--round-l1", info["round_l1"], "--seed", "0")
+        np.testing.assert_array_equal(plain[0], named[0])
+        np.testing.assert_array_equal(plain[1], named[1])
+        self.assertLess(plain[1].mean(), 1)
+        wide, same = self.attend("--target-l1", "0.1"), self.attend("--target-l1", "0.1", "--pv-l1", 0.1 * info["pv_room"])
+        np.testing.assert_array_equal(wide[0], same[0])
+        self.assertLess(wide[1].mean(), plain[1].mean())
+
+    def test_precision_is_honoured(self):
+        for precision in ("int8", "int16", "fp32"):
+            figures = self.attend("--precision", precision)[2]
+            self.assertEqual({h["precision"] for h in figures["head_parameters"]}, {precision})
+
     def test_refusals(self):
         run = ("run", "--tensors", self.file, "--out", self.path("o.npy"))
-        for flags in (("--tau", "0.9"), ("--theta", "0.1"), ("--topk", "0.5"), ("--pv-skip", "5"),
-                      ("--precision", "int8")):
+        for flags in (("--tau", "0.9"), ("--theta", "0.1"), ("--topk", "0.5"), ("--pv-skip", "5")):
             with self.subTest(flags):
                 self.refused(*run, "--select", "auto", *flags, says=flags[:1])
         for flag in ("--target-l1", "--pv-l1", "--round-l1", "--seed"):
-            self.refused(*run, flag, "1", says=(flag, "--select auto"))
-            self.refused(*run, "--select", "auto", flag, "-1", says=(flag, "-1"))
+            self.refused(*run, "--select", "cdf", flag, "1", says=(flag, "--select auto"))
+            self.refused(*run, flag, "-1", says=(flag, "-1"))
         self.refused(*run, "--select", "auto", "--target-l1", "0.1", "--pv-l1", "0.05", says=("--pv-l1",))
         self.refused(*run, "--select", "all", "--predictor", "keys", says=("--predictor",))
         self.refused(*run, "--predictor", "crystal", says=("--predictor", "crystal"))

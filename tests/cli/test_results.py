@@ -130,9 +130,10 @@ class Outputs(Case):
 
     def test_no_keys_and_no_queries(self):
         r = rng("empty")
-        result = self.run_case(Problem(*noise_qkv(r, 1, 2, 2, 70, 0, 16)))
-        self.assertTrue((result.out == 0).all() and np.isneginf(result.lse).all())
-        self.run_case(Problem(*noise_qkv(r, 1, 2, 2, 0, 70, 16)))
+        for select in ("cdf", None):
+            result = self.run_case(Problem(*noise_qkv(r, 1, 2, 2, 70, 0, 16)), select=select)
+            self.assertTrue((result.out == 0).all() and np.isneginf(result.lse).all())
+            self.run_case(Problem(*noise_qkv(r, 1, 2, 2, 0, 70, 16)), select=select)
 
     def test_pv_skip_counts(self):
         """Peaked rows: the skip really happens, and `off` really computes every row group."""
@@ -180,14 +181,16 @@ class WholePath(Case):
     """Realistic data, default flags, against dense attention."""
 
     def test_sparse_default_is_close_to_dense(self):
-        n = 600 if Config.quick else 2000
+        n = 1200 if Config.quick else 2000
         for causal in (False, True):
-            with self.subTest(causal=causal):
-                p = Problem(*structured(rng("whole"), 1, 2, 1, n, n, 64), causal=causal)
-                result = self.run_case(p)
-                self.assertGreater(result.figures["sparsity"], 0.1)
-                dense, _ = oracle.attention(p)
-                self.assertLess(oracle.relative_l1(result.out, dense), 0.05, result.command)
+            for select in ("cdf", None):
+                with self.subTest(causal=causal, select=select):
+                    p = Problem(*structured(rng("whole"), 1, 2, 1, n, n, 64), causal=causal)
+                    result = self.run_case(p, select=select)
+                    self.assertGreater(result.figures["sparsity"], 0.1)
+                    dense, _ = oracle.attention(p)
+                    self.assertLess(oracle.relative_l1(result.out, dense), 0.05, result.command)
+                    self.check_output(p, result, "int8", pv_skip=True)
 
     def test_dropping_a_heavy_tile_shows(self):
         p = Problem(*structured(rng("heavy"), 1, 1, 1, 512, 512, 64))
@@ -233,13 +236,14 @@ class Threads(Case):
 
     def test_bit_identical_for_any_number(self):
         n = 500 if Config.quick else 1100
-        for precision in PRECISIONS:
+        kinds = [(precision, "cdf", n) for precision in PRECISIONS] + [("int8", None, 1100)]
+        for precision, select, n in kinds:
             for extra in (dict(), dict(causal=True)):
-                with self.subTest(precision=precision, **extra):
+                with self.subTest(precision=precision, select=select, **extra):
                     p = Problem(*structured(rng("threads"), 2, 4, 2, n, n, 64), **extra)
                     seen = set()
                     for threads in (1, 2, 3, 7):
-                        result = self.run_case(p, "--precision", precision, "--threads", threads)
+                        result = self.run_case(p, "--precision", precision, "--threads", threads, select=select)
                         self.assertEqual(result.figures["threads"], threads)
                         seen.add((result.out.tobytes(), result.lse.tobytes(), result.map.tobytes()))
                     self.assertEqual(len(seen), 1, "outputs differ between numbers of threads")

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Constants that the documents quote are those of the program and of the source: documents_test.py SPARGE FOLDER
+
+A row of QUOTES is a document, a pattern with a group per number, and where the truth of each number is:
+  info.NAME      `sparge info --json`; NAME may go into its `defaults`: info.defaults.tune.l1
+  header.NAME    a macro of include/sparge/sparge.h
+  source.NAME    a constant in the source: NAME = 12, once, or everywhere with the same value
+  12, 0.5        a number that follows from others, given by a function of the other truths
+A pattern must occur: a sentence that was written anew has a row to follow it. All its occurrences are compared.
+"""
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+SOURCES = ("include", "src", "cli", "io", "ggml", "python/src", "python/sparge")
+N = r"([\d.]+(?:e-?\d+)?)"  # a number
+PERCENT = 100.0
+
+CLI, TUNING, REPORT = "docs/command-line.md", "docs/tuning.md", "docs/report.md"
+HEADER = "include/sparge/sparge.h"
+TILE = ("header.SPARGE_BLOCK_Q", "header.SPARGE_BLOCK_K")
+BOUNDS = ("info.defaults.target_l1", "info.defaults.pv_l1", "info.defaults.round_l1")
+PARAMS = ("info.defaults.tau", "info.defaults.theta", "info.defaults.pv_skip")
+TUNE = ("info.defaults.tune.l1", "info.defaults.tune.l2", "info.defaults.tune.round_l1")
+
+QUOTES = (
+    # The error that is accepted.
+    ("README.md", rf"relative error within {N}, as measured", BOUNDS[:1]),
+    ("README.md", rf"error within {N} per head", BOUNDS[:1]),
+    ("README.md", rf"default \(`target_l1={N}`, int8\)", BOUNDS[:1]),
+    ("README.md", rf"\(default {N}, and {N} once products are skipped\), and of the precision itself \(default\s+{N}:", BOUNDS),
+    (CLI, rf"`--target-l1 X` \| {N} \|", BOUNDS[:1]),
+    (CLI, rf"`--pv-l1 X` \| {N} times that", ("info.defaults.pv_room",)),
+    (CLI, rf"`--round-l1 X` \| {N} \| `auto`", BOUNDS[2:]),
+    (TUNING, rf"target_l1 {N}, pv_l1 {N}, round_l1 {N}", BOUNDS),
+    (HEADER, rf"Defaults: target_l1 {N}, pv_l1 {N}, round_l1 {N}, seed 0", BOUNDS),
+    ("docs/ggml.md", rf"`SPARGE_TARGET_L1` \| {N} \|", BOUNDS[:1]),
+    ("docs/ggml.md", rf"in every batch \| {N}, the default", BOUNDS[:1]),
+    ("docs/diffusers.md", rf"`target_l1` \| {N} \|", BOUNDS[:1]),
+    ("docs/python.md", rf"error of skipping within {N} per head", BOUNDS[:1]),
+    # Parameters by hand.
+    ("README.md", rf"defaults: int8, select cdf, tau {N}, theta {N}, pv_skip {N}", PARAMS),
+    ("README.md", rf"`tau` \(0 to 1, default {N}\)", PARAMS[:1]),
+    ("README.md", rf"`theta` \(default {N}\)", PARAMS[1:2]),
+    ("README.md", rf"`pv_skip` \(default {N}, natural", PARAMS[2:]),
+    (CLI, rf"`--tau X` \| {N} \|", PARAMS[:1]),
+    (CLI, rf"`--theta X` \| {N} \|", PARAMS[1:2]),
+    (CLI, rf"`--pv-skip X\\\|off` \| {N} \|", PARAMS[2:]),
+    (CLI, rf"`--topk X` \| {N} \|", ("info.defaults.topk",)),
+    (HEADER, rf"Defaults: int8, cdf, tau {N}, theta {N}, pv_skip {N}", PARAMS),
+    ("docs/parity.md", rf"\| tau {N}, theta {N}, pv_skip {N} \(natural", PARAMS),
+    # Sizes.
+    ("README.md", rf"a tile is {N} queries by {N} keys", TILE),
+    ("README.md", rf"head sizes from 1 to {N} ", ("header.SPARGE_MAX_HEAD_DIM",)),
+    (CLI, rf"in tiles of {N} queries x {N} keys", TILE),
+    (REPORT, rf"one tile of {N} queries by {N} keys", TILE),
+    ("docs/algorithm.md", rf"`SPARGE_BLOCK_Q` = {N} queries against a block of `SPARGE_BLOCK_K` = {N} keys", TILE),
+    ("docs/parity.md", rf"\| {N} x {N} everywhere \|", TILE),
+    ("docs/predictor.md", rf"each tile \({N} queries x {N} keys\)", TILE),
+    ("docs/ggml.md", rf"sizes up to {N}, values", ("header.SPARGE_MAX_HEAD_DIM",)),
+    (HEADER, r"Head sizes 1\.\.(\d+)", ("header.SPARGE_MAX_HEAD_DIM",)),
+    ("docs/numerics.md", rf"as much as {N} queries take to use it unpacked", ("source.kFewQueries",)),
+    (HEADER, rf"at least: up to {N} queries per kv head", ("source.kFewQueries",)),
+    ("docs/ggml.md", rf"with at least {N} queries: prompts", (lambda truth: truth("header.SPARGE_FEW_QUERIES") + 1,)),
+    # Tuning and checking.
+    (CLI, rf"`--l1 X` \| {N} \|", TUNE[:1]),
+    (CLI, rf"`--l2 X` \| {N} times", (lambda truth: truth(TUNE[1]) / truth(TUNE[0]),)),
+    (CLI, rf"`--round-l1 X` \| {N} \| relative", TUNE[2:]),
+    (CLI, rf"at least {N} % of the heads must be within {N} times", (lambda t: PERCENT * t("source.kShareWithin"), "source.kSlack")),
+    (TUNING, rf"fewer than {N} % of the heads are within {N} times", (lambda t: PERCENT * t("source.kShareWithin"), "source.kSlack")),
+    (TUNING, rf"no sample is beyond {N} times the bound", ("source.kLargestSample",)),
+    (TUNING, rf"mean \+ {N} standard deviations are within {N} times", ("source.kNineteenOfTwenty", "source.kSlack")),
+    (TUNING, rf"through {N} values of tau", ("source.kTaus",)),
+    (TUNING, rf"infinity down through {N} values", ("source.kSkips",)),
+    (TUNING, rf"Beyond {N} samples older ones fade", ("source.kWindow",)),
+    (TUNING, rf"have {N} times the error that is allowed", ("source.kAlarm",)),
+    (TUNING, rf"until it has {N} samples \({N} with lambda\)", ("source.kSettled", "source.kSettledSkips")),
+    # Reports and benchmarks.
+    (REPORT, rf"at most {N} heads", ("source.kMostPictured",)),
+    (REPORT, rf"the {N} with the largest\s+relative L1, and {N} spread", ("source.kWorstPictured",
+                                                                       lambda t: t("source.kMostPictured") - t("source.kWorstPictured"))),
+    (REPORT, rf"scale from {N} to 1\.", ("source.kLeastMass",)),
+    (REPORT, rf"although the tile holds {N} % or more", (lambda t: PERCENT * t("source.kMissedMass"),)),
+    (REPORT, rf"With more than {N} tiles along a side", ("source.kMostPixels",)),
+    (CLI, rf"\| {N}, {N}, {N} \| of `random`, `cdf`, `topk`", ("source.kDefaultKeep", PARAMS[0], "info.defaults.topk")),
+    (CLI, rf"\| {N} for `cdf` and `topk`, else off \| at least {N},", (PARAMS[2], "source.kLeastPvSkip")),
+    (CLI, rf"as many as take X seconds, {N} to {N} \|", ("source.kFewestRounds", "source.kMostRounds")),
+    (CLI, r"tolerances-in-the-tests\): " + f"{N}, {N}, {N}" + r"\)", ("source.kBoundFp32", "source.kBoundInt16", "source.kBoundInt8")),
+    (CLI, rf"plus\s+{N} e\^-X for", ("source.kSkippedKeys",)),
+    (CLI, rf"no row worse than {N} times that", ("source.kRowFactor",)),
+    (CLI, rf"a case below {N} ms runs once untimed", ("source.kShortMs",)),
+    # Versions.
+    ("README.md", rf"find_package\(sparge {N} REQUIRED", (lambda t: t("header.SPARGE_VERSION_MAJOR") + t("header.SPARGE_VERSION_MINOR") / 10,)),
+)
+
+
+class Truths:
+    def __init__(self, program, root):
+        self.info = json.loads(subprocess.run([program, "info", "--json"], capture_output=True, check=True, text=True).stdout)
+        self.header = (root / HEADER).read_text("utf-8")
+        files = (f for folder in SOURCES for f in sorted((root / folder).rglob("*")) if f.suffix in (".h", ".cc", ".py"))
+        self.source = "\n".join(f.read_text("utf-8") for f in files)
+
+    def __call__(self, name):
+        if callable(name):
+            return name(self)
+        kind, rest = name.split(".", 1)
+        if kind == "info":
+            value = self.info
+            for part in rest.split("."):
+                value = value[part]
+            return float(value)
+        pattern = rf"#define {rest} {N}" if kind == "header" else rf"\b{rest} = {N}"
+        found = {float(x) for x in re.findall(pattern, self.header if kind == "header" else self.source)}
+        if len(found) != 1:
+            raise LookupError(f"{name}: {'is not there' if not found else f'has several values: {sorted(found)}'}")
+        return found.pop()
+
+
+def compare(document, text, pattern, names, truths):
+    """What is wrong with a row, or nothing."""
+    try:
+        wanted = tuple(truths(name) for name in names)
+    except LookupError as error:
+        return [f"{document}: {error}"]
+    found = [x if isinstance(x, tuple) else (x,) for x in re.findall(pattern, text)]
+    if not found:
+        return [f"{document}: does not say any more: {pattern}"]
+    return [f"{document}: says {', '.join(said)}, but it is {', '.join(f'{w:g}' for w in wanted)}: {pattern}"
+            for said in found if any(abs(float(s.rstrip('.')) - w) > 1e-9 * abs(w) for s, w in zip(said, wanted, strict=True))]
+
+
+def self_test(truths):
+    """A document that drifts is found, and so are rows that look at nothing."""
+    row = (rf"within {N} of", BOUNDS[:1])
+    right = "within %g of" % truths(BOUNDS[0])
+    assert compare("d", right, *row, truths) == []
+    assert len(compare("d", right + ", within 0.5 of", *row, truths)) == 1
+    assert len(compare("d", "about 0.015", *row, truths)) == 1
+    assert len(compare("d", right, row[0], ("source.kNoSuchName",), truths)) == 1
+
+
+def main():
+    program, root = str(pathlib.Path(sys.argv[1]).resolve()), pathlib.Path(sys.argv[2])
+    truths = Truths(program, root)
+    self_test(truths)
+    faults = [fault for document, pattern, names in QUOTES
+              for fault in compare(document, (root / document).read_text("utf-8"), pattern, names, truths)]
+    print("\n".join(faults) or f"{len(QUOTES)} quotations agree with program and source")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
