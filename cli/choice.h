@@ -31,9 +31,6 @@ class HeadChooser {
   std::optional<io::Preset> preset_;
 };
 
-// The folder that a capture lies in: captures/LAYER/SAMPLE.safetensors.
-std::string LayerOf(const std::string& file);
-
 // Makes `problem` a plan of these heads, one per query head.
 void SetHeads(const std::vector<io::PresetHead>& heads, Problem& problem);
 // What a calibration chose for a head; nothing is `measured` yet.
