@@ -126,7 +126,7 @@ double ErrorBound(const BenchCase& c) {
 Verdict VerifyCase(const Context& context, const BenchCase& c, const RunArgs& args, const std::vector<uint8_t>& map) {
   Verdict verdict;
   verdict.rows = c.heads * c.queries;
-  ErrorSums sums;
+  ErrorTotals sums;
   std::vector<RowError> rows;
   for (const Group& group : ChooseGroups(c)) {
     const std::vector<float> want = ReferenceRows(context, c, args, map, group);

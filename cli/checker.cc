@@ -13,7 +13,7 @@ void StageErrors::Add(const StageErrors& other) {
   quantisation.Add(other.quantisation);
   pv_skip.Add(other.pv_skip);
   l1.Add(other.l1);
-  l2.Add(other.l2);
+  pv_l1.Add(other.pv_l1);
   round_l1.Add(other.round_l1);
 }
 
@@ -34,7 +34,7 @@ Json ErrorsJson(const StageErrors& errors) {
                  {"pv_skip", Number(errors.PvSkip())}}},
                {"largest_source", errors.Largest()},
                {"l1", Number(errors.l1.RelativeL1())},
-               {"l2", Number(errors.l2.RelativeL1())},
+               {"pv_l1", Number(errors.pv_l1.RelativeL1())},
                {"round_l1", Number(errors.round_l1.RelativeL1())}};
   AddTiles(json, errors.stats);
   return json;
@@ -115,7 +115,7 @@ StageErrors Checker::Compare(int64_t head, HeadTruth& truth) const {
   errors.quantisation.Add(quantised, chosen);
   errors.pv_skip.Add(shipped, quantised);
   errors.l1.Add(quantised, dense);
-  errors.l2.Add(shipped, dense);
+  errors.pv_l1.Add(shipped, dense);
   errors.round_l1.Add(dense, want);
   return errors;
 }

@@ -17,11 +17,11 @@ namespace sparge::cli {
 // Beside them the errors that bounds are given for, against a dense run of the same precision: what sparsity costs.
 struct StageErrors {
   sparge_head_stats stats = {};
-  ErrorSums total;  // shipped run against the dense reference
-  ErrorSums selection, quantisation, pv_skip;
-  ErrorSums l1;        // run without PV skip against the dense run
-  ErrorSums l2;        // shipped run against the dense run
-  ErrorSums round_l1;  // dense run against the dense reference
+  ErrorTotals total;  // shipped run against the dense reference
+  ErrorTotals selection, quantisation, pv_skip;
+  ErrorTotals l1;        // run without PV skip against the dense run
+  ErrorTotals pv_l1;     // shipped run against the dense run
+  ErrorTotals round_l1;  // dense run against the dense reference
 
   void Add(const StageErrors& other);
   double Selection() const { return selection.RelativeL1(total); }

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 
 #include "cli/report.h"
+#include "io/captures.h"
 
 namespace sparge::cli {
 namespace {
@@ -61,12 +61,6 @@ void Calibrate(const Context& context, const Options& options, Problem& problem)
 }
 
 }  // namespace
-
-std::string LayerOf(const std::string& file) {
-  std::error_code error;
-  const std::filesystem::path path = std::filesystem::absolute(file, error).lexically_normal();
-  return path.parent_path().filename().string();
-}
 
 double CalibrationEffort(double usual, int64_t q_tokens, double most) {
   // A sample is 12 or 16 queries and costs about twice their dense time: the dense time of so many queries is that of
@@ -124,7 +118,7 @@ void HeadChooser::Choose(const Context& context, const std::string& file, Proble
 
 void HeadChooser::TakePreset(const std::string& file, Problem& problem) const {
   if (!preset_) return;
-  const std::string name = options_.layer.empty() ? LayerOf(file) : options_.layer;
+  const std::string name = options_.layer.empty() ? io::LayerOf(file) : options_.layer;
   const std::string where = options_.layer.empty() ? file + ": " : "";
   try {
     const io::PresetLayer& layer = io::FindLayer(*preset_, name, options_.preset);

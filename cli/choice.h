@@ -31,9 +31,6 @@ class HeadChooser {
   std::optional<io::Preset> preset_;
 };
 
-// The folder that a capture lies in: captures/LAYER/SAMPLE.safetensors.
-std::string LayerOf(const std::string& file);
-
 // Makes `problem` a plan of these heads, one per query head.
 void SetHeads(const std::vector<io::PresetHead>& heads, Problem& problem);
 // The share of a dense run that a pass of calibration over so many query tokens takes: `usual`, and more where that

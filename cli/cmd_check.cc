@@ -57,7 +57,7 @@ std::string TableLine(const std::string& name, const StageErrors& errors) {
   return Format("%-31s %8.2e %8.2e %8.6f %7.1f%% %9.2e %8.2e %8.2e %8.2e %8.2e %8.2e\n", name.c_str(),
                 errors.total.RelativeL1(), errors.total.Rmse(), errors.total.Cosine(), 100 * Sparsity(errors.stats),
                 errors.Selection(), errors.Quantisation(), errors.PvSkip(), errors.l1.RelativeL1(),
-                errors.l2.RelativeL1(), errors.round_l1.RelativeL1());
+                errors.pv_l1.RelativeL1(), errors.round_l1.RelativeL1());
 }
 
 std::string LineName(const FileResult& result, size_t index) {
@@ -75,7 +75,7 @@ std::string CheckTable(const std::vector<FileResult>& files, const StageErrors& 
   std::string text =
       Format("%-31s %8s %8s %8s %8s %27s %26s\n", "", "", "", "", "", "error of", "against dense: sparse,");
   text += Format("%-31s %8s %8s %8s %8s %9s %8s %8s %8s %8s %8s\n", "file and head", "rel. L1", "RMSE", "cosine",
-                 "sparsity", "selection", "quantis.", "PV skip", "l1", "+skip l2", "round_l1");
+                 "sparsity", "selection", "quantis.", "PV skip", "l1", "pv_l1", "round_l1");
   for (const FileResult& result : files) {
     for (size_t i = 0; i < result.heads.size(); ++i) text += TableLine(LineName(result, i), result.heads[i]);
   }

@@ -34,7 +34,7 @@ struct Row {
   int64_t head = 0, tokens = 0;
   double fp32_ms = 0, int8_ms = 0, sparse_ms = 0;
   sparge_head_stats stats = {};
-  ErrorSums errors;  // sparse int8 against dense fp32
+  ErrorTotals errors;  // sparse int8 against dense fp32
 
   void Add(const Row& other) {
     tokens += other.tokens;

@@ -6,22 +6,22 @@
 #include <limits>
 #include <memory>
 
-#include "cli/captures.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
 #include "cli/progress.h"
-#include "cli/tune_layer.h"
 #include "cli/tune_report.h"
+#include "io/captures.h"
 #include "io/preset.h"
+#include "io/tuned.h"
 
 namespace sparge::cli {
 namespace {
 
 struct TuneOptions {
   std::string captures, out;
-  std::optional<double> l1, l2, round_l1;
-  TuneBounds bounds;
+  std::optional<double> target_l1, pv_l1, round_l1;
+  TunerDesc bounds;
   int32_t threads = 0;
   bool restart = false, json = false;
 
@@ -34,14 +34,6 @@ volatile std::sig_atomic_t stop_signal = 0;
 
 void NoteSignal(int signal) { stop_signal = signal; }
 
-struct Stopped {
-  int signal;
-};
-
-void ThrowIfStopped() {
-  if (stop_signal != 0) throw Stopped{stop_signal};
-}
-
 // A second signal ends the program at once; what is finished is on the disk already.
 void CatchSignals() {
   struct sigaction action = {};
@@ -53,40 +45,39 @@ void CatchSignals() {
 // ------------------------------------------------------------------ before the work
 
 void FillBounds(TuneOptions& o) {
-  if (o.l1) o.bounds.l1 = *o.l1;
-  constexpr double kRoomForSkip = 1.2;  // the ratio of the default bounds
-  o.bounds.l2 = o.l2.value_or(kRoomForSkip * o.bounds.l1);
+  if (o.target_l1) o.bounds.target_l1 = *o.target_l1;
+  o.bounds.pv_l1 = o.pv_l1.value_or(SPARGE_TUNE_PV_ROOM * o.bounds.target_l1);
   if (o.round_l1) o.bounds.round_l1 = *o.round_l1;
-  if (o.bounds.l2 < o.bounds.l1) {
-    throw UsageError(Format("--l2 %g is smaller than --l1 %g: PV skip adds to the error of the selection", o.bounds.l2,
-                            o.bounds.l1));
+  if (o.bounds.pv_l1 < o.bounds.target_l1) {
+    throw UsageError(Format("--pv-l1 %g is smaller than --target-l1 %g: PV skip adds to the error of the selection",
+                            o.bounds.pv_l1, o.bounds.target_l1));
   }
 }
 
-void CheckOutputs(const TuneOptions& o, const Captures& captures) {
+void CheckOutputs(const TuneOptions& o, const io::Captures& captures) {
   if (!o.out.ends_with(".json")) throw UsageError("--out " + o.out + ": must end in .json");
   std::vector<NamedFile> inputs;
-  for (const LayerCaptures& layer : captures.layers) {
-    for (const Sample& sample : layer.samples) inputs.push_back({"", sample.path});
+  for (const io::LayerCaptures& layer : captures.layers) {
+    for (const io::Capture& capture : layer.captures) inputs.push_back({"", capture.path});
   }
   CheckPlaces({{"--out", o.out}, {"--out", o.partial()}}, inputs);
 }
 
 // Everything that the parameters depend on, but for the captures.
-std::string OptionsText(const TuneBounds& b, const Context& context) {
-  return "l1 " + Json(b.l1).dump() + ", l2 " + Json(b.l2).dump() + ", round_l1 " + Json(b.round_l1).dump() +
-         ", predictor " + io::PredictorName(b.predictor) + ", seed " + std::to_string(b.seed) + ", isa " +
-         context.isa() + ", sparge " + sparge_version();
+std::string OptionsText(const TunerDesc& b, const Context& context) {
+  return "target_l1 " + Json(b.target_l1).dump() + ", pv_l1 " + Json(b.pv_l1).dump() + ", round_l1 " +
+         Json(b.round_l1).dump() + ", seed " + std::to_string(b.seed) + ", isa " + context.isa() + ", sparge " +
+         sparge_version();
 }
 
 // What an earlier run finished, or an empty preset. Refuses to mix what does not belong together.
 io::Preset StartOrResume(const TuneOptions& o, const Context& context, const std::string& digest) {
   io::Preset fresh;
   fresh.made_by = std::string("sparge ") + sparge_version();
-  fresh.l1 = o.bounds.l1;
-  fresh.l2 = o.bounds.l2;
+  fresh.target_l1 = o.bounds.target_l1;
+  fresh.pv_l1 = o.bounds.pv_l1;
   fresh.round_l1 = o.bounds.round_l1;
-  fresh.predictor = o.bounds.predictor;
+  fresh.predictor = SPARGE_PREDICT_KEYS;  // the one that tuning takes
   fresh.seed = o.bounds.seed;
   fresh.partial = {OptionsText(o.bounds, context), digest};
   std::error_code error;
@@ -108,23 +99,58 @@ io::Preset StartOrResume(const TuneOptions& o, const Context& context, const std
 
 // ------------------------------------------------------------------ the work
 
-int64_t StepsLeft(const Captures& captures, const io::Preset& preset) {
-  int64_t steps = 0;
-  for (const LayerCaptures& layer : captures.layers) {
-    if (!preset.layers.contains(layer.name)) steps += TuneSteps(layer, preset.seed);
-  }
-  return steps;
-}
+// A layer at work: its captures, opened as the tuner asks for them; the bar; and Ctrl-C.
+class LayerAtWork : public io::CaptureSamples {
+ public:
+  LayerAtWork(const Context& context, const io::LayerCaptures& layer, TunerDesc bounds)
+      : io::CaptureSamples(layer), name_(layer.name), tuner_(context, Named(bounds), *this) {}
 
-void TuneLayers(const TuneOptions& o, const Context& context, const Captures& captures, TuneReport& report) {
-  Progress progress("tuning", StepsLeft(captures, report.preset));
-  for (const LayerCaptures& layer : captures.layers) {
+  const std::string& name() const { return name_; }
+  int64_t steps() const { return tuner_.Info().steps; }
+  // False if a signal came.
+  bool Tune(Progress& progress) {
+    progress_ = &progress;
+    return tuner_.Run();
+  }
+  // After that.
+  io::PresetLayer Found() const { return io::TunedLayer(tuner_, Names()); }
+  TuneTime time() const { return {tuner_.Info().ms, tuner_.Info().dense_ms}; }
+
+  bool Stops(int64_t steps_done, int64_t /*steps*/) override {
+    progress_->Step(steps_done - steps_done_);
+    steps_done_ = steps_done;
+    return stop_signal != 0;
+  }
+
+ private:
+  TunerDesc Named(TunerDesc bounds) const {
+    bounds.name = name_.c_str();
+    return bounds;
+  }
+
+  std::string name_;
+  Tuner tuner_;
+  Progress* progress_ = nullptr;
+  int64_t steps_done_ = 0;
+};
+
+// False if a signal came: then the layers that are finished are in the report, and on the disk.
+bool TuneLayers(const TuneOptions& o, const Context& context, const io::Captures& captures, TuneReport& report) {
+  std::vector<std::unique_ptr<LayerAtWork>> layers;
+  int64_t steps = 0;
+  for (const io::LayerCaptures& layer : captures.layers) {
     if (report.preset.layers.contains(layer.name)) continue;
-    LayerTuner tuner(context, layer, o.bounds, progress, ThrowIfStopped);
-    report.preset.layers[layer.name] = tuner.Tune();
-    report.times[layer.name] = tuner.time();
+    layers.push_back(std::make_unique<LayerAtWork>(context, layer, o.bounds));
+    steps += layers.back()->steps();
+  }
+  Progress progress("tuning", steps);
+  for (const std::unique_ptr<LayerAtWork>& layer : layers) {
+    if (!layer->Tune(progress)) return false;
+    report.preset.layers[layer->name()] = layer->Found();
+    report.times[layer->name()] = layer->time();
     io::WritePreset(o.partial(), report.preset);
   }
+  return true;
 }
 
 int Tune(TuneOptions o) {
@@ -132,10 +158,10 @@ int Tune(TuneOptions o) {
   if (o.out.empty()) throw UsageError("--out is missing: -o preset.json");
   FillBounds(o);
   const auto start = std::chrono::steady_clock::now();
-  Captures captures = FindCaptures(o.captures);
+  io::Captures captures = io::FindCaptures(o.captures);
   CheckOutputs(o, captures);
   const Context context(o.threads);
-  const std::string digest = CheckCaptures(captures);
+  const std::string digest = io::CheckCaptures(captures);
   TuneReport report{o.out, context.isa(), context.threads(), 0, StartOrResume(o, context, digest), {}};
   if (!captures.assumed.empty()) std::fprintf(stderr, "%s\n", captures.assumed.c_str());
   if (!report.preset.layers.empty()) {
@@ -143,12 +169,10 @@ int Tune(TuneOptions o) {
                  report.preset.layers.size(), captures.layers.size());
   }
   CatchSignals();
-  try {
-    TuneLayers(o, context, captures, report);
-  } catch (const Stopped& stopped) {
+  if (!TuneLayers(o, context, captures, report)) {
     std::fprintf(stderr, "sparge tune: stopped after %zu of %zu layers; the same command continues from there\n",
                  report.preset.layers.size(), captures.layers.size());
-    return 128 + stopped.signal;  // as shells report it
+    return 128 + stop_signal;  // as shells report it
   }
   report.preset.partial.reset();
   io::WritePreset(o.out, report.preset);
@@ -161,9 +185,8 @@ int Tune(TuneOptions o) {
 }
 
 void RegisterBound(CLI::App& app, const std::string& flag, const std::string& help, std::optional<double>& target) {
-  constexpr double kSmallest = 1e-6;  // below the error of fp32 itself
   AddText(app, flag, "X", help, "Bounds",
-          [flag, &target](const std::string& text) { target = ParseNumber(flag, text, kSmallest, 1); });
+          [flag, &target](const std::string& text) { target = ParseNumber(flag, text, SPARGE_TUNE_LEAST_L1, 1); });
 }
 
 }  // namespace
@@ -173,9 +196,13 @@ Command AddTune(CLI::App& program) {
   const auto o = std::make_shared<TuneOptions>();
   app->add_option("captures", o->captures, "folder with LAYER/SAMPLE.safetensors")->type_name("PATH");
   app->add_option("-o,--out", o->out, "required: the preset, .json")->type_name("FILE");
-  RegisterBound(*app, "--l1", "relative L1 of sparse against dense, per head; default 0.05", o->l1);
-  RegisterBound(*app, "--l2", "the same with PV skip; default 1.2 times --l1", o->l2);
-  RegisterBound(*app, "--round-l1", "relative L1 of the precision itself; default 0.05", o->round_l1);
+  const TunerDesc& usual = o->bounds;
+  RegisterBound(*app, "--target-l1",
+                Format("relative L1 of sparse against dense, per head; default %g", usual.target_l1), o->target_l1);
+  RegisterBound(*app, "--pv-l1", Format("the same with PV skip; default %g times --target-l1", SPARGE_TUNE_PV_ROOM),
+                o->pv_l1);
+  RegisterBound(*app, "--round-l1", Format("relative L1 of the precision itself; default %g", usual.round_l1),
+                o->round_l1);
   AddText(*app, "--seed", "N", "of sampled rows and held-out samples; default 0", "Run", [o](const std::string& text) {
     o->bounds.seed = static_cast<uint64_t>(ParseInteger("--seed", text, 0, std::numeric_limits<int64_t>::max()));
   });

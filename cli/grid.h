@@ -4,35 +4,27 @@
 #define SPARGE_CLI_GRID_H_
 
 #include <CLI/CLI.hpp>
-#include <array>
-#include <cstdint>
 #include <optional>
 #include <sparge/sparge.hpp>
 #include <string>
 #include <vector>
 
+#include "io/grid.h"
 #include "io/safetensors.h"
 
 namespace sparge::cli {
 
-using GridSides = std::array<int64_t, 3>;  // T, H, W
-
-struct TextTokens {
-  int64_t count = 0;
-  bool after = false;
-};
-
 // As given.
 struct GridOptions {
-  std::optional<GridSides> sides;
-  std::optional<TextTokens> text;
+  std::optional<io::GridSides> sides;
+  std::optional<io::TextTokens> text;
   std::optional<std::string> order;  // "hilbert" or "raster"
 };
 
 // In force.
 struct TokenGrid {
-  GridSides sides;
-  TextTokens text;
+  io::GridSides sides;
+  io::TextTokens text;
   bool hilbert;  // else the tokens are taken as they lie
 };
 
@@ -43,8 +35,6 @@ void RegisterGrid(CLI::App& app, GridOptions& options);
 // tokens, causality, window and mask must have been set. What was taken from the metadata is added to `notes`.
 std::optional<TokenGrid> TakeGrid(const GridOptions& options, const io::Metadata& metadata, const std::string& path,
                                   PlanDesc& desc, std::vector<std::string>& notes);
-
-std::string GridText(const GridSides& sides);  // "8,16,16"
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_GRID_H_

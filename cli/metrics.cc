@@ -13,7 +13,7 @@ double LargerOrNan(double a, double b) { return std::isnan(a) || a > b ? a : b; 
 
 }  // namespace
 
-void ErrorSums::Add(std::span<const float> result, std::span<const float> reference) {
+void ErrorTotals::Add(std::span<const float> result, std::span<const float> reference) {
   const size_t count = std::min(result.size(), reference.size());
   for (size_t i = 0; i < count; ++i) {
     const double o = result[i];
@@ -30,7 +30,7 @@ void ErrorSums::Add(std::span<const float> result, std::span<const float> refere
   count_ += static_cast<int64_t>(count);
 }
 
-void ErrorSums::Add(const ErrorSums& other) {
+void ErrorTotals::Add(const ErrorTotals& other) {
   abs_error_ += other.abs_error_;
   abs_reference_ += other.abs_reference_;
   square_error_ += other.square_error_;
@@ -41,17 +41,17 @@ void ErrorSums::Add(const ErrorSums& other) {
   count_ += other.count_;
 }
 
-double ErrorSums::Ratio(double error, double size) {
+double ErrorTotals::Ratio(double error, double size) {
   if (size == 0) return error == 0 ? 0.0 : error * std::numeric_limits<double>::infinity();
   return error / size;
 }
 
-double ErrorSums::Cosine() const {
+double ErrorTotals::Cosine() const {
   const double norms = std::sqrt(square_result_) * std::sqrt(square_reference_);
   if (norms == 0) return square_result_ == square_reference_ ? 1.0 : 0.0;
   return product_ / norms;
 }
 
-double ErrorSums::Rmse() const { return count_ == 0 ? 0.0 : std::sqrt(square_error_ / static_cast<double>(count_)); }
+double ErrorTotals::Rmse() const { return count_ == 0 ? 0.0 : std::sqrt(square_error_ / static_cast<double>(count_)); }
 
 }  // namespace sparge::cli

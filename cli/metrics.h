@@ -8,15 +8,15 @@
 namespace sparge::cli {
 
 // NaN in either input makes every figure NaN: a broken result must not look good.
-class ErrorSums {
+class ErrorTotals {
  public:
   void Add(std::span<const float> result, std::span<const float> reference);
-  void Add(const ErrorSums& other);
+  void Add(const ErrorTotals& other);
 
   // sum |o - ref| / sum |ref|. Reference all zero: 0 if the result is too, else infinity.
   double RelativeL1() const { return Ratio(abs_error_, abs_reference_); }
   // Of this error against another reference's size.
-  double RelativeL1(const ErrorSums& to) const { return Ratio(abs_error_, to.abs_reference_); }
+  double RelativeL1(const ErrorTotals& to) const { return Ratio(abs_error_, to.abs_reference_); }
   // 1 if both are all zero, 0 if one is.
   double Cosine() const;
   double MaxError() const { return max_error_; }

@@ -2,31 +2,22 @@
 #include "cli/problem.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <span>
 
+#include "io/call.h"
 #include "io/npy.h"
 #include "io/preset.h"
 
 namespace sparge::cli {
 namespace {
 
+using io::DataOf;
 using io::DType;
 using io::Quoted;
 using io::ShapeText;
 using io::Tensor;
-
-constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
-
-// The library wants a pointer even where there is nothing to read.
-const void* Data(const Tensor& tensor) {
-  static const double nothing = 0;
-  return tensor.data.empty() ? static_cast<const void*>(&nothing) : tensor.data.data();
-}
 
 // Names the flag in front of what the file reader says.
 Tensor ReadNpyFor(const std::string& flag, const std::string& path) {
@@ -37,51 +28,8 @@ Tensor ReadNpyFor(const std::string& flag, const std::string& path) {
   }
 }
 
-sparge_dtype FloatType(const Tensor& tensor, const std::string& label) {
-  switch (tensor.dtype) {
-    case DType::F32:
-      return SPARGE_F32;
-    case DType::F16:
-      return SPARGE_F16;
-    case DType::BF16:
-      return SPARGE_BF16;
-    default:
-      throw UsageError(label + ": dtype " + io::DTypeName(tensor.dtype) + " is not a floating-point type");
-  }
-}
-
-// q, k or v with missing leading dimensions filled in.
-struct Dims {
-  int64_t batch = 1, heads = 1, tokens = 0, dim = 0;
-};
-
-Dims LiftShape(const Tensor& tensor, const std::string& label) {
-  const std::vector<int64_t>& shape = tensor.shape;
-  const std::string which = label + ": shape " + ShapeText(shape);
-  if (shape.size() < 2 || shape.size() > 4) throw UsageError(which + " is not (N,D), (H,N,D) or (B,H,N,D)");
-  Dims dims;
-  dims.dim = shape[shape.size() - 1];
-  dims.tokens = shape[shape.size() - 2];
-  if (shape.size() > 2) dims.heads = shape[shape.size() - 3];
-  if (shape.size() > 3) dims.batch = shape[0];
-  if (dims.dim < 1 || dims.dim > SPARGE_MAX_HEAD_DIM) {
-    throw UsageError(which + ": head size must be from 1 to " + std::to_string(SPARGE_MAX_HEAD_DIM));
-  }
-  if (dims.tokens > kMostTokens) throw UsageError(which + ": more than " + std::to_string(kMostTokens) + " tokens");
-  if (dims.heads < 1 || dims.batch < 1) throw UsageError(which + ": batch and heads must be at least 1");
-  return dims;
-}
-
-sparge_tensor InputView(const Tensor& tensor, sparge_dtype dtype, const Dims& dims) {
-  return ViewHeads(Data(tensor), dtype, dims.heads, dims.tokens, dims.dim);
-}
-
-// Where the tensors come from, for messages.
-struct Labels {
-  std::string q, k, v;
-};
-
-void ReadTensors(Verb verb, const Options& options, const std::string& path, Problem& problem, Labels& labels) {
+void ReadTensors(Verb verb, const Options& options, const std::string& path, Problem& problem,
+                 io::TensorLabels& labels) {
   if (path.empty()) {
     problem.q = ReadNpyFor("--q", options.q);
     problem.k = ReadNpyFor("--k", options.k);
@@ -97,66 +45,24 @@ void ReadTensors(Verb verb, const Options& options, const std::string& path, Pro
   labels = {path + ": tensor q", path + ": tensor k", path + ": tensor v"};
 }
 
-void DescribeShapes(Problem& problem, const Labels& labels) {
-  const Dims q = LiftShape(problem.q, labels.q);
-  const Dims k = LiftShape(problem.k, labels.k);
-  const Dims v = problem.v ? LiftShape(*problem.v, labels.v) : k;
-  const std::string q_and_k = "q " + ShapeText(problem.q.shape) + " and k " + ShapeText(problem.k.shape);
-  if (problem.q.shape.size() != problem.k.shape.size()) {
-    throw UsageError(labels.k + ": number of dimensions differs: " + q_and_k);
-  }
-  if (q.batch != k.batch) throw UsageError(labels.k + ": batch differs: " + q_and_k);
-  if (q.dim != k.dim) throw UsageError(labels.k + ": head size differs: " + q_and_k);
-  if (q.heads % k.heads != 0) throw UsageError(labels.k + ": heads of q are no multiple of heads of k: " + q_and_k);
-  if (problem.v) {
-    const std::string k_and_v = "k " + ShapeText(problem.k.shape) + " and v " + ShapeText(problem.v->shape);
-    if (problem.v->shape.size() != problem.k.shape.size() || k.batch != v.batch || k.heads != v.heads ||
-        k.tokens != v.tokens) {
-      throw UsageError(labels.v + ": all but the head size must be equal: " + k_and_v);
-    }
-    problem.args.v = InputView(*problem.v, FloatType(*problem.v, labels.v), v);
-  }
-  problem.args.q = InputView(problem.q, FloatType(problem.q, labels.q), q);
-  problem.args.k = InputView(problem.k, FloatType(problem.k, labels.k), k);
-  PlanDesc& desc = problem.desc;
-  desc.batch = q.batch;
-  desc.q_heads = q.heads;
-  desc.kv_heads = k.heads;
-  desc.q_tokens = q.tokens;
-  desc.kv_tokens = k.tokens;
-  desc.qk_dim = q.dim;
-  desc.v_dim = v.dim;
-}
-
-// "true"/"false" of a capture; a flag overrides it.
-void TakeCausal(const Options& options, const std::string& path, Problem& problem) {
+// What the metadata of a capture say; a flag goes before them.
+void TakeMetadata(const Options& options, const std::string& path, Problem& problem) {
   problem.desc.causal = options.causal;
-  const auto found = problem.metadata.find("causal");
-  if (options.causal || found == problem.metadata.end()) return;
-  if (found->second != "true" && found->second != "false") {
-    throw UsageError(path + ": metadata 'causal' is " + Quoted(found->second) + ", must be 'true' or 'false'");
-  }
-  problem.desc.causal = found->second == "true";
-  problem.notes.push_back("causal " + found->second);
-}
-
-void TakeScale(const Options& options, const std::string& path, Problem& problem) {
   problem.desc.scale = options.scale.value_or(0.0);
-  const auto found = problem.metadata.find("scale");
-  if (options.scale || found == problem.metadata.end()) return;
-  const std::string& text = found->second;
-  double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || stop != text.data() + text.size() || !std::isfinite(value) || value == 0) {
-    throw UsageError(path + ": metadata 'scale' is " + Quoted(text) + ", must be a finite number other than 0");
+  const std::optional<bool> causal = options.causal ? std::nullopt : io::CausalOf(problem.metadata, path);
+  if (causal) {
+    problem.desc.causal = *causal;
+    problem.notes.push_back("causal " + problem.metadata.at("causal"));
   }
-  problem.desc.scale = value;
-  problem.notes.push_back("scale " + text);
+  const std::optional<double> scale = options.scale ? std::nullopt : io::ScaleOf(problem.metadata, path);
+  if (scale) {
+    problem.desc.scale = *scale;
+    problem.notes.push_back("scale " + problem.metadata.at("scale"));
+  }
 }
 
 void DescribeAttention(const Options& options, const std::string& path, Problem& problem) {
-  TakeCausal(options, path, problem);
-  TakeScale(options, path, problem);
+  TakeMetadata(options, path, problem);
   PlanDesc& desc = problem.desc;
   desc.window = options.window.value_or(0);
   if (options.query_offset && desc.causal == 0 && desc.window == 0) {
@@ -225,7 +131,7 @@ void AttachMask(const Options& options, Problem& problem) {
     step *= mask.shape[i];
   }
   problem.mask = std::move(mask);
-  problem.args.mask = {Data(*problem.mask), strides[0], strides[1], strides[2]};
+  problem.args.mask = {DataOf(*problem.mask), strides[0], strides[1], strides[2]};
 }
 
 void AttachMap(const Options& options, Problem& problem) {
@@ -246,7 +152,7 @@ void AttachMap(const Options& options, Problem& problem) {
   problem.args.map_head_stride = full[2] * full[3];
   problem.args.map_batch_stride = map.shape == full ? full[1] * full[2] * full[3] : 0;
   problem.map = std::move(map);
-  problem.args.map = static_cast<const uint8_t*>(Data(*problem.map));
+  problem.args.map = static_cast<const uint8_t*>(DataOf(*problem.map));
 }
 
 const void* Advance(const void* data, int64_t elements, size_t element_size) {
@@ -265,13 +171,13 @@ sparge_tensor SliceTensor(const sparge_tensor& view, int64_t batch, int64_t head
 
 Problem LoadProblem(Verb verb, const Options& options, const std::string& tensors) {
   Problem problem;
-  Labels labels;
+  io::TensorLabels labels;
   try {
     ReadTensors(verb, options, tensors, problem, labels);
   } catch (const io::Error& error) {
     throw UsageError(std::string(tensors == options.tensors ? "--tensors " : "") + error.what());
   }
-  DescribeShapes(problem, labels);
+  io::DescribeTensors(problem.q, problem.k, problem.v ? &*problem.v : nullptr, labels, problem.desc, problem.args);
   DescribeAttention(options, tensors, problem);
   DescribeSparsity(options, problem);
   AttachMask(options, problem);
@@ -319,7 +225,7 @@ sparge_tensor OutputView(io::Tensor& tensor, const PlanDesc& desc) {
   const sparge_dtype dtype = tensor.dtype == DType::F32   ? SPARGE_F32
                              : tensor.dtype == DType::F16 ? SPARGE_F16
                                                           : SPARGE_BF16;
-  return ViewHeads(Data(tensor), dtype, desc.q_heads, desc.q_tokens, desc.v_dim);
+  return ViewHeads(DataOf(tensor), dtype, desc.q_heads, desc.q_tokens, desc.v_dim);
 }
 
 sparge_tensor OutputView(std::vector<float>& values, const PlanDesc& desc) {

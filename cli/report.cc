@@ -59,7 +59,7 @@ Json EstimateJson(const HeadEstimate& e) {
     json[std::string(name) + "_error"] = Number(error);
   };
   add("l1", e.l1, e.l1_error);
-  add("l2", e.pv_l1, e.pv_l1_error);
+  add("pv_l1", e.pv_l1, e.pv_l1_error);
   add("round_l1", e.round_l1, e.round_l1_error);
   json["sparsity"] = Number(e.sparsity);
   json["work"] = Number(e.work);
@@ -183,7 +183,7 @@ std::string ParameterText(const Problem& problem) {
   if (desc.causal != 0) text += ", causal";
   if (desc.window != 0) text += Format(", window %lld", static_cast<long long>(desc.window));
   if (problem.mask) text += ", mask";
-  if (problem.grid && problem.grid->hilbert) text += ", Hilbert order of " + GridText(problem.grid->sides);
+  if (problem.grid && problem.grid->hilbert) text += ", Hilbert order of " + io::GridText(problem.grid->sides);
   return text;
 }
 

@@ -111,7 +111,7 @@ std::vector<FrontierPoint> FileReporter::Frontier(const HeadProblem& slice, cons
     (desc.select == SPARGE_SELECT_TOPK ? desc.params.topk : desc.params.tau) = value;
     Timed run(context_, desc, slice.args);
     run.Run();
-    ErrorSums errors;
+    ErrorTotals errors;
     errors.Add(run.o(), dense);
     points.push_back({value, Sparsity(run.stats().total), errors.RelativeL1()});
   }

@@ -15,7 +15,7 @@ bool CanReorder(const Problem& problem) {
   const PlanDesc& desc = problem.desc;
   if (!problem.grid || desc.causal != 0 || desc.window != 0 || desc.mask != SPARGE_MASK_NONE) return false;
   if (desc.select == SPARGE_SELECT_MAP) return false;  // a map belongs to one order
-  const GridSides& sides = problem.grid->sides;
+  const io::GridSides& sides = problem.grid->sides;
   const int64_t tokens = sides[0] * sides[1] * sides[2] + problem.grid->text.count;
   return tokens == desc.q_tokens && tokens == desc.kv_tokens;
 }
@@ -40,7 +40,7 @@ OrderedHead RunInOrder(const Context& context, const Problem& problem, bool hilb
   args.mass_out = nullptr;
   args.stats = &stats;
   plan.Run(args);
-  ErrorSums errors;
+  ErrorTotals errors;
   errors.Add(sparse, dense);
   const std::vector<uint8_t> visible(count, 1);
   return {stats.sparsity(), errors.RelativeL1(), DrawMasses(tiles, mass, visible)};

@@ -19,7 +19,7 @@ struct OrderedHead {
 };
 
 struct OrderReport {
-  GridSides sides;
+  io::GridSides sides;
   bool hilbert_in_force = false;
   // A corner of the first frame: how many tokens of the grid come before each of its cells on the curve, row by row.
   int64_t width = 0, height = 0;

@@ -9,7 +9,7 @@ namespace {
 struct LayerSummary {
   int64_t heads = 0, sparse = 0, dense = 0, int16 = 0;
   double sparsity = 0, work = 0;  // means
-  double worst_l1 = 0, worst_l2 = 0, worst_round_l1 = 0;
+  double worst_l1 = 0, worst_pv_l1 = 0, worst_round_l1 = 0;
 };
 
 LayerSummary Summarise(const io::PresetLayer& layer) {
@@ -21,7 +21,7 @@ LayerSummary Summarise(const io::PresetLayer& layer) {
     sum.sparsity += head.measured.sparsity / static_cast<double>(sum.heads);
     sum.work += head.measured.work / static_cast<double>(sum.heads);
     sum.worst_l1 = std::max(sum.worst_l1, head.measured.l1);
-    sum.worst_l2 = std::max(sum.worst_l2, head.measured.l2);
+    sum.worst_pv_l1 = std::max(sum.worst_pv_l1, head.measured.pv_l1);
     sum.worst_round_l1 = std::max(sum.worst_round_l1, head.measured.round_l1);
   }
   return sum;
@@ -46,16 +46,16 @@ std::string TuneText(const TuneReport& report) {
   for (const auto& [name, layer] : report.preset.layers) width = std::max(width, name.size());
   width = std::min<size_t>(width, 40);
   const int w = static_cast<int>(width);
-  std::string text = Format("%-*s %6s %6s %6s %6s %9s %9s %9s %9s\n", w, "layer", "heads", "sparse", "dense", "int16",
-                            "sparsity", "worst l1", "worst l2", "time");
+  std::string text = Format("%-*s %6s %6s %6s %6s %9s %9s %11s %9s\n", w, "layer", "heads", "sparse", "dense", "int16",
+                            "sparsity", "worst l1", "worst pv_l1", "time");
   for (const auto& [name, layer] : report.preset.layers) {
     const LayerSummary sum = Summarise(layer);
     const auto time = report.times.find(name);
     const std::string shown = name.size() <= width ? name : "..." + name.substr(name.size() - width + 3);
     text +=
-        Format("%-*s %6lld %6lld %6lld %6lld %7.1f %% %9.3g %9.3g %9s\n", w, shown.c_str(),
+        Format("%-*s %6lld %6lld %6lld %6lld %7.1f %% %9.3g %11.3g %9s\n", w, shown.c_str(),
                static_cast<long long>(sum.heads), static_cast<long long>(sum.sparse), static_cast<long long>(sum.dense),
-               static_cast<long long>(sum.int16), 100 * sum.sparsity, sum.worst_l1, sum.worst_l2,
+               static_cast<long long>(sum.int16), 100 * sum.sparsity, sum.worst_l1, sum.worst_pv_l1,
                time == report.times.end() ? "earlier" : Format("%.2f s", time->second.ms / 1e3).c_str());
   }
   const TuneTime total = TotalTime(report);
@@ -73,7 +73,7 @@ Json TuneJson(const TuneReport& report) {
   Json json = {{"preset", report.file},
                {"isa", report.isa},
                {"threads", report.threads},
-               {"bounds", {{"l1", preset.l1}, {"l2", preset.l2}, {"round_l1", preset.round_l1}}},
+               {"bounds", {{"target_l1", preset.target_l1}, {"pv_l1", preset.pv_l1}, {"round_l1", preset.round_l1}}},
                {"predictor", io::PredictorName(preset.predictor)},
                {"seed", preset.seed},
                {"layers", Json::array()}};
@@ -91,7 +91,7 @@ Json TuneJson(const TuneReport& report) {
                               {"mean_sparsity", sum.sparsity},
                               {"mean_work", sum.work},
                               {"worst_l1", sum.worst_l1},
-                              {"worst_l2", sum.worst_l2},
+                              {"worst_pv_l1", sum.worst_pv_l1},
                               {"worst_round_l1", sum.worst_round_l1},
                               {"resumed", resumed},
                               {"time_ms", resumed ? Json(nullptr) : Json(time->second.ms)},

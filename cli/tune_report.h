@@ -7,10 +7,14 @@
 #include <string>
 
 #include "cli/report.h"
-#include "cli/tune_layer.h"
 #include "io/preset.h"
 
 namespace sparge::cli {
+
+// Of one layer, against one dense int8 pass over all its samples and heads.
+struct TuneTime {
+  double ms = 0, dense_ms = 0;
+};
 
 struct TuneReport {
   std::string file;  // of the preset

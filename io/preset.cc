@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "sparge-preset";
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr size_t kLargestFile = size_t{1} << 28;  // a thousand layers of a thousand heads
 constexpr int kDeepestNesting = 7;                // measured figures of a head lie six levels deep
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -40,6 +40,14 @@ const char* NameOf(const std::pair<const char*, Value> (&known)[N], Value value)
   }
   return "";
 }
+
+// What changed between versions: names of fields.
+struct FieldNames {
+  int64_t version;
+  const char* target_l1;  // bounds
+  const char* pv_l1;      // bounds, and measured of a head
+};
+constexpr FieldNames kVersions[] = {{1, "l1", "l2"}, {kVersion, "target_l1", "pv_l1"}};
 
 // One JSON object with the place it stands at, for messages.
 class Fields {
@@ -116,19 +124,22 @@ class Fields {
   std::string where_;
 };
 
-PresetMeasured ReadMeasured(const Json& json, std::string_view file, const std::string& where) {
-  const Fields fields(json, file, where + "measured: ", {"sparsity", "work", "l1", "l2", "round_l1", "verified_on"});
+PresetMeasured ReadMeasured(const Json& json, std::string_view file, const std::string& where,
+                            const FieldNames& names) {
+  const Fields fields(json, file,
+                      where + "measured: ", {"sparsity", "work", "l1", names.pv_l1, "round_l1", "verified_on"});
   PresetMeasured measured;
   measured.sparsity = fields.Number("sparsity", 0, 1);
   measured.work = fields.Number("work", 0, 1);
   measured.l1 = fields.Number("l1", 0, kLargest);
-  measured.l2 = fields.Number("l2", 0, kLargest);
+  measured.pv_l1 = fields.Number(names.pv_l1, 0, kLargest);
   measured.round_l1 = fields.Number("round_l1", 0, kLargest);
   measured.verified_on = fields.Integer("verified_on", 1, kMost);
   return measured;
 }
 
-PresetHead ReadHead(const Json& json, std::string_view file, const std::string& where, int64_t index) {
+PresetHead ReadHead(const Json& json, std::string_view file, const std::string& where, int64_t index,
+                    const FieldNames& names) {
   const Fields fields(json, file, where, {"head", "precision", "select", "theta", "tau", "pv_skip", "measured"});
   if (fields.Integer("head", 0, kMost) != index) {
     fields.Fail("head", std::to_string(index) + ": heads are listed in order, each once");
@@ -145,7 +156,7 @@ PresetHead ReadHead(const Json& json, std::string_view file, const std::string& 
   }
   if (head.dense() && head.params.tau != 1) fields.Fail("tau", "1 where select is 'all'");
   if (head.dense() && !std::isinf(head.params.pv_skip)) fields.Fail("pv_skip", "'off' where select is 'all'");
-  head.measured = ReadMeasured(fields.Value("measured"), file, where);
+  head.measured = ReadMeasured(fields.Value("measured"), file, where, names);
   return head;
 }
 
@@ -162,7 +173,7 @@ void CheckOneRule(const PresetLayer& layer, std::string_view file, const std::st
   }
 }
 
-PresetLayer ReadLayer(const Json& json, std::string_view file, const std::string& where) {
+PresetLayer ReadLayer(const Json& json, std::string_view file, const std::string& where, const FieldNames& names) {
   const Fields fields(json, file, where,
                       {"q_heads", "kv_heads", "qk_dim", "v_dim", "causal", "samples", "held_out", "heads"});
   PresetLayer layer;
@@ -183,16 +194,17 @@ PresetLayer ReadLayer(const Json& json, std::string_view file, const std::string
                           " entries, must have q_heads = " + std::to_string(layer.q_heads));
   }
   for (int64_t i = 0; i < layer.q_heads; ++i) {
-    layer.heads.push_back(ReadHead(heads[static_cast<size_t>(i)], file, where + "head " + std::to_string(i) + ": ", i));
+    layer.heads.push_back(
+        ReadHead(heads[static_cast<size_t>(i)], file, where + "head " + std::to_string(i) + ": ", i, names));
   }
   CheckOneRule(layer, file, where);
   return layer;
 }
 
-void ReadBounds(const Json& json, std::string_view file, Preset& preset) {
-  const Fields fields(json, file, "bounds: ", {"l1", "l2", "round_l1"});
-  preset.l1 = fields.Number("l1", 0, kLargest);
-  preset.l2 = fields.Number("l2", 0, kLargest);
+void ReadBounds(const Json& json, std::string_view file, const FieldNames& names, Preset& preset) {
+  const Fields fields(json, file, "bounds: ", {names.target_l1, names.pv_l1, "round_l1"});
+  preset.target_l1 = fields.Number(names.target_l1, 0, kLargest);
+  preset.pv_l1 = fields.Number(names.pv_l1, 0, kLargest);
   preset.round_l1 = fields.Number("round_l1", 0, kLargest);
 }
 
@@ -208,7 +220,7 @@ Ordered HeadJson(const PresetHead& head, size_t index) {
            {{"sparsity", m.sparsity},
             {"work", m.work},
             {"l1", m.l1},
-            {"l2", m.l2},
+            {"pv_l1", m.pv_l1},
             {"round_l1", m.round_l1},
             {"verified_on", m.verified_on}}}};
 }
@@ -266,21 +278,25 @@ Preset ParsePreset(std::string_view text, std::string_view name) {
   if (!json.is_object() || !json.contains("format") || json["format"] != kFormat) {
     throw Error(name, std::string("is no preset: field 'format' is missing or not '") + kFormat + "'");
   }
-  if (!json.contains("version") || json["version"] != kVersion) {
+  const FieldNames* names = nullptr;
+  for (const FieldNames& known : kVersions) {
+    if (json.contains("version") && json["version"] == known.version) names = &known;
+  }
+  if (names == nullptr) {
     throw Error(name, "field 'version' is " + Quoted(json.contains("version") ? json["version"].dump() : "missing") +
-                          ", this program reads " + std::to_string(kVersion));
+                          ", this program reads 1 to " + std::to_string(kVersion));
   }
   const Fields fields(json, name, "",
                       {"format", "version", "made_by", "bounds", "predictor", "seed", "layers", "partial"});
   Preset preset;
   preset.made_by = fields.Text("made_by");
-  ReadBounds(fields.Value("bounds"), name, preset);
+  ReadBounds(fields.Value("bounds"), name, *names, preset);
   preset.predictor = fields.OneOf("predictor", kPredictors);
   if (!fields.Value("seed").is_number_unsigned()) fields.Fail("seed", "a whole number from 0 to 2^64-1");
   preset.seed = fields.Value("seed").get<uint64_t>();
   if (!fields.Value("layers").is_object()) fields.Fail("layers", "an object");
   for (const auto& [layer, value] : fields.Value("layers").items()) {
-    preset.layers.emplace(layer, ReadLayer(value, name, "layer " + Quoted(layer) + ": "));
+    preset.layers.emplace(layer, ReadLayer(value, name, "layer " + Quoted(layer) + ": ", *names));
   }
   if (json.contains("partial")) {
     const Fields partial(json["partial"], name, "partial: ", {"options", "captures"});
@@ -298,7 +314,7 @@ std::string PresetText(const Preset& preset) {
   Ordered head = {{"format", kFormat},
                   {"version", kVersion},
                   {"made_by", preset.made_by},
-                  {"bounds", {{"l1", preset.l1}, {"l2", preset.l2}, {"round_l1", preset.round_l1}}},
+                  {"bounds", {{"target_l1", preset.target_l1}, {"pv_l1", preset.pv_l1}, {"round_l1", preset.round_l1}}},
                   {"predictor", PredictorName(preset.predictor)},
                   {"seed", preset.seed}};
   if (preset.partial) head["partial"] = {{"options", preset.partial->options}, {"captures", preset.partial->captures}};

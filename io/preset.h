@@ -17,7 +17,7 @@ namespace sparge::io {
 struct PresetMeasured {
   double sparsity = 0, work = 1;
   double l1 = 0;            // sparse without PV skip against dense of the same precision
-  double l2 = 0;            // the same with PV skip
+  double pv_l1 = 0;         // the same with PV skip
   double round_l1 = 0;      // the precision itself against exact
   int64_t verified_on = 0;  // samples that were computed in full for this
   bool operator==(const PresetMeasured&) const = default;
@@ -47,7 +47,7 @@ struct PresetPartial {
 
 struct Preset {
   std::string made_by;
-  double l1 = 0, l2 = 0, round_l1 = 0;  // bounds
+  double target_l1 = 0, pv_l1 = 0, round_l1 = 0;  // bounds
   sparge_predictor predictor = SPARGE_PREDICT_KEYS;
   uint64_t seed = 0;
   std::map<std::string, PresetLayer> layers;  // by exact name
@@ -57,8 +57,8 @@ struct Preset {
 const char* PrecisionName(sparge_precision precision);  // "fp32", "int16", "int8"
 const char* PredictorName(sparge_predictor predictor);  // "keys", "paper"
 
-// `name` is what messages call the file. Anything but a complete preset of this version throws Error, in one line that
-// names layer, head, field and value.
+// `name` is what messages call the file. Anything but a complete preset of a known version throws Error, in one line
+// that names layer, head, field and value.
 Preset ParsePreset(std::string_view text, std::string_view name);
 Preset ReadPreset(const std::string& path);
 

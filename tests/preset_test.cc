@@ -31,8 +31,8 @@ PresetHead DenseHead() {
 Preset Example() {
   Preset preset;
   preset.made_by = "sparge \"x\"";
-  preset.l1 = 0.05;
-  preset.l2 = 0.06;
+  preset.target_l1 = 0.05;
+  preset.pv_l1 = 0.06;
   preset.round_l1 = 1.0 / 3;  // needs all its digits
   preset.predictor = SPARGE_PREDICT_PAPER;
   preset.seed = 0xffffffffffffffff;
@@ -68,8 +68,8 @@ TEST(Preset, RoundTrip) {
   preset.partial = {"with these options", "0123abcd"};
   const Preset again = ParsePreset(PresetText(preset), "p.json");
   EXPECT_EQ(again.made_by, preset.made_by);
-  EXPECT_EQ(again.l1, preset.l1);
-  EXPECT_EQ(again.l2, preset.l2);
+  EXPECT_EQ(again.target_l1, preset.target_l1);
+  EXPECT_EQ(again.pv_l1, preset.pv_l1);
   EXPECT_EQ(again.round_l1, preset.round_l1);
   EXPECT_EQ(again.predictor, preset.predictor);
   EXPECT_EQ(again.seed, preset.seed);
@@ -80,6 +80,19 @@ TEST(Preset, RoundTrip) {
   for (const auto& [name, layer] : preset.layers) ExpectSame(layer, again.layers.at(name));
   EXPECT_EQ(PresetText(again), PresetText(preset));
   EXPECT_EQ(PresetText(ParsePreset(PresetText(Preset()), "p.json")), PresetText(Preset()));
+}
+
+std::string Replaced(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+TEST(Preset, ReadsVersionOne) {
+  std::string text = Replaced(PresetText(Example()), "\"version\": 2", "\"version\": 1");
+  text = Replaced(Replaced(text, "\"target_l1\"", "\"l1\""), "\"pv_l1\"", "\"l2\"");
+  EXPECT_EQ(text.find("pv_l1"), std::string::npos);
+  EXPECT_EQ(PresetText(ParsePreset(text, "p.json")), PresetText(Example()));
 }
 
 TEST(Preset, FilesAreWrittenWholeOrNotAtAll) {
@@ -113,14 +126,17 @@ void ExpectRefused(const std::string& from, const std::string& to, const std::ve
 
 TEST(Preset, RefusesOtherFiles) {
   ExpectRefused("sparge-preset", "sparge-present", {"'format'"});
-  ExpectRefused("\"version\": 1", "\"version\": 2", {"'version'", "'2'", "1"});
-  ExpectRefused("\"version\": 1", "\"version\": \"1\"", {"'version'"});
+  ExpectRefused("\"version\": 2", "\"version\": 3", {"'version'", "'3'", "1 to 2"});
+  ExpectRefused("\"version\": 2", "\"version\": 0", {"'version'", "'0'", "1 to 2"});
+  ExpectRefused("\"version\": 2", "\"version\": \"2\"", {"'version'"});
+  ExpectRefused("\"version\": 2", "\"version\": 1", {"bounds", "unknown field", "'pv_l1'"});
   ExpectRefused("{", "[{", {"JSON"});
   ExpectRefused("\"seed\": ", "\"seed\": 1, \"seed\": ", {"'seed'", "twice"});
   ExpectRefused("\"seed\": ", "\"sead\": 1, \"seed\": ", {"unknown field 'sead'"});
   ExpectRefused("\"seed\": 18446744073709551615", "\"seed\": 1.5", {"'seed'", "'1.5'"});
   ExpectRefused("\"paper\"", "\"crystal ball\"", {"'predictor'", "crystal ball", "'keys' or 'paper'"});
-  ExpectRefused("\"l2\":0.06", "\"l2\":-1", {"bounds", "'l2'", "'-1'"});
+  ExpectRefused("\"pv_l1\":0.06", "\"pv_l1\":-1", {"bounds", "'pv_l1'", "'-1'"});
+  ExpectRefused("\"pv_l1\":0.06", "\"l2\":0.06", {"bounds", "unknown field 'l2'"});
   ExpectRefused("\"layers\"", "\"lairs\"", {"'lairs'"});
   EXPECT_THROW(ParsePreset(std::string((size_t{1} << 28) + 1, ' '), "p.json"), Error);
 }

@@ -49,7 +49,8 @@ typedef enum sparge_status {
   SPARGE_INVALID_ARGUMENT = 1,     /* an argument is wrong: the detail names it and its value */
   SPARGE_UNSUPPORTED_HARDWARE = 2, /* an instruction set was asked for that this machine lacks */
   SPARGE_OUT_OF_MEMORY = 3,
-  SPARGE_INTERNAL_ERROR = 4 /* a defect of this library */
+  SPARGE_INTERNAL_ERROR = 4, /* a defect of this library */
+  SPARGE_STOPPED = 5         /* a function of the caller asked for it */
 } sparge_status;
 
 /* One short text per status; never NULL. */
@@ -355,6 +356,10 @@ typedef struct sparge_calibration_desc {
   uint64_t seed;
 } sparge_calibration_desc;
 
+/* Bounds hold for the mean over calls. A single one may lie this far beyond: calibrations and tuning expect it of no
+ * more than one call in twenty. */
+#define SPARGE_SINGLE_CALL 1.2
+
 typedef enum sparge_head_state {
   SPARGE_HEAD_UNKNOWN = 0, /* not measured yet: dense */
   SPARGE_HEAD_SPARSE = 1,
@@ -515,6 +520,93 @@ SPARGE_API const sparge_calibration* sparge_layer_calibration(const sparge_layer
  * descriptor, which forgets what it knew. Other bounds or another seed are refused. */
 SPARGE_API sparge_status sparge_layer_save(const sparge_layer* layer, void* buffer, size_t* size);
 SPARGE_API sparge_status sparge_layer_restore(sparge_layer* layer, const void* data, size_t size);
+
+/* ------------------------------------------------------------------ tune: a preset for a layer, from recorded calls */
+
+/* What calibrations do while a model runs, done once and thoroughly (docs/tuning.md): of the samples, which are
+ * recorded calls of one layer, most are tuned on, by sampled query rows; some are held out; these and some of the
+ * others are verified in full, head by head. A head that fails gets tighter bounds or becomes dense, one with much room
+ * looser ones. The same samples and seed give the same preset, bit by bit, on the same instruction set, for any number
+ * of threads. */
+typedef struct sparge_tuner sparge_tuner;
+
+/* As SPARGE_PV_ROOM, of bounds that are kept in full and not by estimates. */
+#define SPARGE_TUNE_PV_ROOM 1.2
+/* Smaller bounds are refused: they are below the error of fp32 itself. */
+#define SPARGE_TUNE_LEAST_L1 1e-6
+
+typedef struct sparge_tuner_desc {
+  size_t struct_size;
+  double target_l1; /* as sparge_calibration_desc; all three SPARGE_TUNE_LEAST_L1..1 */
+  double pv_l1;     /* negative = SPARGE_TUNE_PV_ROOM * target_l1 */
+  double round_l1;
+  uint64_t seed;    /* of sampled rows, and of which samples are held out */
+  const char* name; /* of the layer: which samples are held out depends on it, too; NULL = ""; copied */
+
+  /* What each sample asks: shapes and scores. Heads, head sizes and causal are the same in all of them; what says how
+   * exactly (as in sparge_layer_run) is refused if it is not as sparge_plan_desc_init left it. Copied, but for what
+   * they point to, which must stay until the tuner is destroyed. */
+  int64_t sample_count; /* 1 or more */
+  const sparge_plan_desc* const* samples;
+  /* Their tensors, on demand: *args are q, k, v and the mask of the plan if it has one, and nothing else is set; valid
+   * until `close`. One sample is open at a time, several times in all, and a call that fails ends the run with its
+   * status. Called by the thread that runs. */
+  void* self;
+  sparge_status (*open)(void* self, int64_t index, const sparge_run_args** args);
+  void (*close)(void* self, int64_t index); /* NULL = nothing to do */
+  /* Between calls of the library. Non-zero stops the run. NULL = nobody asks. */
+  int32_t (*progress)(void* self, int64_t steps_done, int64_t steps);
+} sparge_tuner_desc;
+
+typedef struct sparge_tuner_info {
+  size_t struct_size;
+  int64_t steps;   /* of a run; they take about as long as one another */
+  double ms;       /* that the run spent on attention; 0 before */
+  double dense_ms; /* that one dense int8 pass over all samples and heads takes, judged by those that were run */
+} sparge_tuner_info;
+
+/* Six digits each. */
+typedef struct sparge_tuned_head {
+  size_t struct_size;
+  sparge_precision precision;
+  sparge_select select;      /* FLOOR; or ALL: dense, which has tau 1 and no PV skip */
+  sparge_head_params params; /* topk has no meaning */
+  /* Means over the samples that were verified, with exactly these parameters. */
+  double sparsity, work;
+  double l1, pv_l1;    /* against dense of the same precision, which itself has 0: without and with PV skip */
+  double round_l1;     /* of the precision, against fp32: an estimate from sampled rows */
+  int64_t verified_on; /* samples */
+} sparge_tuned_head;
+
+/* Defaults: target_l1 0.05, pv_l1 negative, round_l1 0.05, seed 0. */
+SPARGE_API void sparge_tuner_desc_init_sized(sparge_tuner_desc* desc, size_t size);
+static inline void sparge_tuner_desc_init(sparge_tuner_desc* desc) {
+  sparge_tuner_desc_init_sized(desc, sizeof(*desc));
+}
+SPARGE_API void sparge_tuner_info_init_sized(sparge_tuner_info* info, size_t size);
+static inline void sparge_tuner_info_init(sparge_tuner_info* info) {
+  sparge_tuner_info_init_sized(info, sizeof(*info));
+}
+SPARGE_API void sparge_tuned_head_init_sized(sparge_tuned_head* head, size_t size);
+static inline void sparge_tuned_head_init(sparge_tuned_head* head) {
+  sparge_tuned_head_init_sized(head, sizeof(*head));
+}
+
+/* Checks everything but the tensors. The context must outlive the tuner. */
+SPARGE_API sparge_status sparge_tuner_create(sparge_context* context, const sparge_tuner_desc* desc,
+                                             sparge_tuner** out);
+SPARGE_API void sparge_tuner_destroy(sparge_tuner* tuner); /* NULL is allowed */
+/* SPARGE_STOPPED if `progress` said so. Another run begins anew. One thread at a time. */
+SPARGE_API sparge_status sparge_tuner_run(sparge_tuner* tuner);
+SPARGE_API sparge_status sparge_tuner_get_info(const sparge_tuner* tuner, sparge_tuner_info* out);
+/* What a sample serves for, known from the beginning. VERIFIED without TUNED: held out. 0 if there is no such sample.
+ */
+#define SPARGE_SAMPLE_TUNED 1u
+#define SPARGE_SAMPLE_VERIFIED 2u
+SPARGE_API uint32_t sparge_tuner_sample(const sparge_tuner* tuner, int64_t index);
+/* What was found; refused until a run has finished. The preset points into the tuner. */
+SPARGE_API sparge_status sparge_tuner_head(const sparge_tuner* tuner, int64_t head, sparge_tuned_head* out);
+SPARGE_API sparge_status sparge_tuner_preset(const sparge_tuner* tuner, sparge_layer_preset* out);
 
 #ifdef __cplusplus
 }

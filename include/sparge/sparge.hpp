@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <new>
 #include <span>
@@ -305,6 +306,107 @@ class Layer {
     void operator()(sparge_layer* layer) const { sparge_layer_destroy(layer); }
   };
   std::unique_ptr<sparge_layer, Destroy> layer_;
+};
+
+struct TunerDesc : sparge_tuner_desc {
+  TunerDesc() { sparge_tuner_desc_init(this); }
+};
+struct TunerInfo : sparge_tuner_info {
+  TunerInfo() { sparge_tuner_info_init(this); }
+};
+struct TunedHead : sparge_tuned_head {
+  TunedHead() { sparge_tuned_head_init(this); }
+};
+
+// Recorded calls of one layer, for Tuner: their descriptors at hand, their tensors on demand. What these functions
+// throw passes through Tuner::Run; Close must not throw.
+class TuneSamples {
+ public:
+  virtual ~TuneSamples() = default;
+  virtual std::vector<const sparge_plan_desc*> Descriptors() const = 0;
+  virtual const sparge_run_args& Open(int64_t index) = 0;
+  virtual void Close(int64_t index) noexcept = 0;
+  // True stops the run.
+  virtual bool Stops(int64_t /*steps_done*/, int64_t /*steps*/) { return false; }
+};
+
+// Parameters for the heads of a layer, found on recorded calls. Context and samples outlive it.
+class Tuner {
+ public:
+  // Of `desc` all but the samples and functions, which are set here.
+  Tuner(const Context& context, sparge_tuner_desc desc, TuneSamples& samples) : host_(new Host{&samples, nullptr}) {
+    const std::vector<const sparge_plan_desc*> descriptors = samples.Descriptors();
+    desc.sample_count = static_cast<int64_t>(descriptors.size());
+    desc.samples = descriptors.data();
+    desc.self = host_.get();
+    desc.open = Open;
+    desc.close = [](void* self, int64_t index) { static_cast<Host*>(self)->samples->Close(index); };
+    desc.progress = Progress;
+    sparge_tuner* tuner = nullptr;
+    Check(sparge_tuner_create(context.get(), &desc, &tuner));
+    tuner_.reset(tuner);
+  }
+  // False if it was stopped.
+  bool Run() {
+    host_->thrown = nullptr;
+    const sparge_status status = sparge_tuner_run(tuner_.get());
+    if (host_->thrown) std::rethrow_exception(host_->thrown);
+    if (status == SPARGE_STOPPED) return false;
+    Check(status);
+    return true;
+  }
+  TunerInfo Info() const {
+    TunerInfo info;
+    Check(sparge_tuner_get_info(tuner_.get(), &info));
+    return info;
+  }
+  bool TunedOn(int64_t sample) const { return Serves(sample, SPARGE_SAMPLE_TUNED); }
+  bool VerifiedOn(int64_t sample) const { return Serves(sample, SPARGE_SAMPLE_VERIFIED); }
+  TunedHead Head(int64_t head) const {
+    TunedHead found;
+    Check(sparge_tuner_head(tuner_.get(), head, &found));
+    return found;
+  }
+  // Points into this object.
+  sparge_layer_preset Preset() const {
+    sparge_layer_preset preset{};
+    preset.struct_size = sizeof(preset);
+    Check(sparge_tuner_preset(tuner_.get(), &preset));
+    return preset;
+  }
+  sparge_tuner* get() const { return tuner_.get(); }
+
+ private:
+  struct Host {
+    TuneSamples* samples;
+    std::exception_ptr thrown;
+  };
+  struct Destroy {
+    void operator()(sparge_tuner* tuner) const { sparge_tuner_destroy(tuner); }
+  };
+  static sparge_status Open(void* self, int64_t index, const sparge_run_args** args) {
+    auto* host = static_cast<Host*>(self);
+    try {
+      *args = &host->samples->Open(index);
+      return SPARGE_OK;
+    } catch (...) {
+      host->thrown = std::current_exception();
+      return SPARGE_STOPPED;
+    }
+  }
+  static int32_t Progress(void* self, int64_t steps_done, int64_t steps) {
+    auto* host = static_cast<Host*>(self);
+    try {
+      return host->samples->Stops(steps_done, steps) ? 1 : 0;
+    } catch (...) {
+      host->thrown = std::current_exception();
+      return 1;
+    }
+  }
+  bool Serves(int64_t sample, uint32_t role) const { return (sparge_tuner_sample(tuner_.get(), sample) & role) != 0; }
+
+  std::unique_ptr<Host> host_;
+  std::unique_ptr<sparge_tuner, Destroy> tuner_;
 };
 
 }  // namespace SPARGE_HPP_NAMESPACE

@@ -55,8 +55,8 @@ class Preset:
             raise PresetError(f"{name}: is no JSON ({error})") from None
         if not isinstance(content, dict) or content.get("format") != "sparge-preset":
             raise PresetError(f"{name}: is no sparge preset")
-        if content.get("version") != 1:
-            raise PresetError(f"{name}: version {content.get('version')!r} is not 1")
+        if content.get("version") not in (1, 2):  # what differs between them is not read here
+            raise PresetError(f"{name}: version {content.get('version')!r} is neither 1 nor 2")
         if "partial" in content:
             raise PresetError(f"{name}: is not finished; run `sparge tune` again")
         try:

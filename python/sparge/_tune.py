@@ -23,8 +23,8 @@ _SMALL_SHARE = 0.5  # of the free room: a recording that is expected to take les
 def tune(
     model: torch.nn.Module | None,
     inputs: Iterable[Any] | None,
-    l1: float = 0.05,
-    l2: float | None = None,
+    target_l1: float = 0.05,
+    pv_l1: float | None = None,
     round_l1: float | None = None,
     out: Union[str, os.PathLike[str]] = "preset.json",
     *,
@@ -43,8 +43,8 @@ def tune(
     one argument) while its attention is recorded; then `sparge tune` (docs/tuning.md) measures. Interrupted, the same
     call continues: layers that are finished are kept in `out` + ".partial".
 
-    l1          relative L1 per head that selecting tiles may cost
-    l2          the same with PV skip; default 1.2 l1
+    target_l1   relative L1 per head that selecting tiles may cost
+    pv_l1       the same with PV skip; default 1.2 target_l1
     round_l1    relative L1 of 8-bit arithmetic beyond which a head takes 16 bits; default 0.05
     captures    keep the recording in this folder. If it is there already, it is used as it is and the model does not
                 run: model and inputs may then be None. Default: a temporary folder
@@ -55,7 +55,7 @@ def tune(
     progress    show a bar, if tqdm is installed
     """
     out = Path(out)
-    bounds = {"--l1": l1, "--l2": l2, "--round-l1": round_l1}
+    bounds = {"--target-l1": target_l1, "--pv-l1": pv_l1, "--round-l1": round_l1}
     _check(bounds, out)
     if threads is None and model is not None:
         import torch
@@ -81,9 +81,11 @@ def _check(bounds: Mapping[str, float | None], out: Path) -> None:
     for flag, value in bounds.items():
         if value is not None and not _SMALLEST_BOUND <= value <= 1:
             raise ValueError(f"{flag[2:].replace('-', '_')}={value} is outside {_SMALLEST_BOUND:g}..1")
-    l1, l2 = bounds["--l1"], bounds["--l2"]
-    if l2 is not None and l1 is not None and l2 < l1:
-        raise ValueError(f"l2={l2} is smaller than l1={l1}: PV skip adds to the error of the selection")
+    target_l1, pv_l1 = bounds["--target-l1"], bounds["--pv-l1"]
+    if pv_l1 is not None and target_l1 is not None and pv_l1 < target_l1:
+        raise ValueError(
+            f"pv_l1={pv_l1} is smaller than target_l1={target_l1}: PV skip adds to the error of the selection"
+        )
     if out.suffix != ".json":
         raise ValueError(f"out={str(out)!r} does not end in .json")
     if not out.absolute().parent.is_dir():

@@ -40,7 +40,7 @@ def model() -> Any:
 def test_gives_a_preset_for_the_modules_of_the_model(tmp_path: Path, model: Any) -> None:
     x = inputs()
     out = tmp_path / "preset.json"
-    bounds = {"l1": 0.04, "l2": 0.06, "round_l1": 0.03}
+    bounds = {"target_l1": 0.04, "pv_l1": 0.06, "round_l1": 0.03}
     preset = sparge.tune(model, [x[0], (x[1],), {"x": x[2]}], seed=7, out=out, progress=False, **bounds)
     assert isinstance(preset, sparge.Preset)
     assert sorted(preset.layers) == ["first", "second"]
@@ -126,8 +126,8 @@ def test_works_without_tqdm(tmp_path: Path, model: Any, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"l1": 0.0}, "l1=0.0 is outside"),
-        ({"l1": 0.1, "l2": 0.05}, "l2=0.05 is smaller than l1=0.1"),
+        ({"target_l1": 0.0}, "target_l1=0.0 is outside"),
+        ({"target_l1": 0.1, "pv_l1": 0.05}, "pv_l1=0.05 is smaller than target_l1=0.1"),
         ({"round_l1": 2}, "round_l1=2 is outside"),
         ({"out": "preset.txt"}, "does not end in .json"),
         ({"max_samples": 0}, "max_samples=0"),

@@ -49,6 +49,8 @@ const char* sparge_status_text(sparge_status status) {
       return "out of memory";
     case SPARGE_INTERNAL_ERROR:
       return "internal error";
+    case SPARGE_STOPPED:
+      return "stopped by the caller";
   }
   return "unknown status";
 }

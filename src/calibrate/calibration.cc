@@ -34,13 +34,9 @@ constexpr double kLoyalty = 0.02;
 // standard error itself is in doubt.
 double Margin(double count) { return 1.0 + 24.0 / count; }
 
-// The bound is for the mean over calls; a single call shall stay within kSingleCall times it in 19 of 20 cases.
-constexpr double kSingleCall = 1.2;
-constexpr double kOneInTwenty = 1.645;  // standard deviations
-
 bool Meets(const Estimate& estimate, double count, double bound) {
   return estimate.value + Margin(count) * estimate.error <= bound &&
-         estimate.value + kOneInTwenty * estimate.spread <= kSingleCall * bound;
+         estimate.value + kOneInTwenty * estimate.spread <= SPARGE_SINGLE_CALL * bound;
 }
 
 void Fade(SizeSums& sizes, double by) {

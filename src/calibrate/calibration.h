@@ -23,6 +23,10 @@ namespace sparge::impl {
 inline constexpr double kTargetL1 = 0.015;
 inline constexpr double kRoundL1 = 0.05;
 
+// Standard deviations beyond which one call in twenty lies: a single one shall stay within SPARGE_SINGLE_CALL times the
+// bound so often.
+inline constexpr double kOneInTwenty = 1.645;
+
 // The grids. 1 - tau: 0, then from 1e-5 to 0.95 in steps of 20 %. Theta of query blocks: off, 0.1 .. 0.7. Lambda: off,
 // 12 .. 2.
 inline constexpr int kTaus = 64;

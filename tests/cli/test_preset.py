@@ -56,7 +56,7 @@ class Presets(PresetCase):
         file = report["files"][0]
         self.assertEqual(file["layer"], "layer.1")
         sparse, dense, exact = file["heads"]
-        self.assertEqual((dense["l1"], dense["l2"], dense["sparsity"]), (0, 0, 0))
+        self.assertEqual((dense["l1"], dense["pv_l1"], dense["sparsity"]), (0, 0, 0))
         self.assertGreater(sparse["l1"], 0)
         self.assertGreater(sparse["sparsity"], 0)
         self.assertLess(exact["round_l1"], cases.BOUND["fp32"])
@@ -77,15 +77,15 @@ class Presets(PresetCase):
     def test_check_fails_beyond_the_bounds(self):
         """One of three heads beyond 1.2 times the bound is more than 5 %; at 1.1 times the bound it is fine."""
         args = ("check", self.path("captures"), "--json", "--preset")
-        l2 = [h["l2"] for h in json.loads(self.good(*args, self.preset).stdout)["files"][0]["heads"]]
+        pv_l1 = [h["pv_l1"] for h in json.loads(self.good(*args, self.preset).stdout)["files"][0]["heads"]]
         for factor, code in ((1.3, 1), (1.1, 0), (0.9, 0)):
-            bound = max(l2) / factor
-            result = call((*args, write_preset(self.path("tight.json"), self.layers, l2=bound)))
+            bound = max(pv_l1) / factor
+            result = call((*args, write_preset(self.path("tight.json"), self.layers, pv_l1=bound)))
             self.assertEqual(result.code, code, result.stderr)
             report = json.loads(result.stdout)
             self.assertEqual(report["passed"], code == 0)
-            self.assertAlmostEqual(report["bounds"]["share_within_1.2_bounds"], np.mean([x <= 1.2 * bound for x in l2]))
-            self.assertEqual(len(report["bounds"]["outside"]), sum(x > bound for x in l2))
+            self.assertAlmostEqual(report["bounds"]["share_within_1.2_bounds"], np.mean([x <= 1.2 * bound for x in pv_l1]))
+            self.assertEqual(len(report["bounds"]["outside"]), sum(x > bound for x in pv_l1))
         round_l1 = write_preset(self.path("round.json"), self.layers, round_l1=1e-6)
         self.assertEqual(call((*args, round_l1)).code, 1)
 
@@ -133,7 +133,7 @@ class Auto(PresetCase):
             estimate = chosen["estimate"]
             # Two standard errors hold in 19 of 20 cases; four in all that a test should ever see.
             self.assertLessEqual(figures["l1"], 0.05 + 4 * estimate["l1_error"])
-            self.assertLessEqual(figures["l2"], 0.06 + 4 * estimate["l2_error"])
+            self.assertLessEqual(figures["pv_l1"], 0.06 + 4 * estimate["pv_l1_error"])
         self.assertGreater(report["total"]["sparsity"], 0)
 
     def test_the_same_seed_gives_the_same_result(self):

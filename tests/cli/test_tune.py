@@ -14,7 +14,7 @@ import numpy as np
 from captures import CaptureCase, Model, write_capture
 from cases import Config, call, noise, rng
 
-BOUNDS = ("--l1", "0.05", "--l2", "0.06")
+BOUNDS = ("--target-l1", "0.05", "--pv-l1", "0.06")
 SAMPLES = 3
 LAYERS = {"causal.0": True, "plain.0": False, "plain.1": False, "plain.2": False}
 
@@ -56,7 +56,7 @@ class Tuned(CaptureCase):
             for head in layer["heads"]:
                 measured = head["measured"]
                 self.assertLessEqual(measured["l1"], 0.05)
-                self.assertLessEqual(measured["l2"], 0.06)
+                self.assertLessEqual(measured["pv_l1"], 0.06)
                 self.assertEqual(measured["verified_on"], 2)
                 self.assertEqual(measured["sparsity"] > 0, head["select"] != "all")
         self.assertFalse(Path(str(self.out) + ".partial").exists())
@@ -74,7 +74,7 @@ class Tuned(CaptureCase):
             files = [file["heads"] for file in found if file["layer"] == name]
             for head, figures in zip(layer["heads"], zip(*files)):
                 self.assertEqual(head["measured"]["verified_on"], len(figures))
-                for field in ("sparsity", "work", "l1", "l2"):
+                for field in ("sparsity", "work", "l1", "pv_l1"):
                     want = np.mean([figure[field] for figure in figures])
                     # Six digits are written; and a head alone is summed in another order than among others.
                     self.assertAlmostEqual(head["measured"][field], want, delta=1e-5 + 1e-4 * want)
@@ -86,10 +86,10 @@ class Tuned(CaptureCase):
         report = json.loads(result.stdout)
         self.assertEqual(result.code, 0 if report["passed"] else 1)
         heads = [head for file in report["files"] for head in file["heads"]]
-        within = [head["l1"] <= 1.2 * 0.05 and head["l2"] <= 1.2 * 0.06 for head in heads]
+        within = [head["l1"] <= 1.2 * 0.05 and head["pv_l1"] <= 1.2 * 0.06 for head in heads]
         self.assertGreaterEqual(np.mean(within), 0.9, f"{len(heads)} heads")
         self.assertLessEqual(np.mean([head["l1"] for head in heads]), 0.05)
-        self.assertLessEqual(np.mean([head["l2"] for head in heads]), 0.06)
+        self.assertLessEqual(np.mean([head["pv_l1"] for head in heads]), 0.06)
         self.assertLess(max(head["round_l1"] for head in heads), 0.05)
         self.assertGreater(report["bounds"]["mean_sparsity"], 0)
 
@@ -193,12 +193,12 @@ class Inputs(CaptureCase):
             q[1], k[1], v[1] = 0.01 * noise(r, 256, 32), noise(r, 256, 32), noise(r, 256, 32)
             self.sample("layer", name, q, k, v)
         heads = self.tuned(self.captures)["layer"]["heads"]
-        self.assertEqual(heads[0]["measured"]["l2"], 0)
+        self.assertEqual(heads[0]["measured"]["pv_l1"], 0)
         for head in heads:
-            self.assertLessEqual(head["measured"]["l2"], 0.06)
+            self.assertLessEqual(head["measured"]["pv_l1"], 0.06)
         report = json.loads(call(("check", "--preset", self.path("p.json"), self.captures, "--json")).stdout)
         for file in report["files"]:
-            self.assertEqual([file["heads"][0][error] for error in ("l1", "l2", "round_l1")], [0, 0, 0])
+            self.assertEqual([file["heads"][0][error] for error in ("l1", "pv_l1", "round_l1")], [0, 0, 0])
 
     def test_many_samples_hold_out_more(self):
         for i in range(9):
@@ -262,10 +262,10 @@ class Inputs(CaptureCase):
         os.link(file, link)
         self.refused(*tune, "-o", link, says=("--out", "overwrite"))
         link.unlink()
-        for flag, value in (("--l1", "0"), ("--l1", "2"), ("--l2", "x"), ("--round-l1", "-1"), ("--seed", "-1"),
-                            ("--seed", "1.5"), ("--predictor", "crystal"), ("--threads", "0")):
+        for flag, value in (("--target-l1", "0"), ("--target-l1", "2"), ("--pv-l1", "x"), ("--round-l1", "-1"),
+                            ("--seed", "-1"), ("--seed", "1.5"), ("--predictor", "crystal"), ("--threads", "0")):
             with self.subTest(flag=flag, value=value):
                 self.refused(*tune, *self.out, flag, value, says=(flag, value))
-        self.refused(*tune, *self.out, "--l1", "0.1", "--l2", "0.05", says=("--l2",))
+        self.refused(*tune, *self.out, "--target-l1", "0.1", "--pv-l1", "0.05", says=("--pv-l1",))
         self.assertEqual(file.read_bytes(), before)
         self.assertEqual(sorted(os.listdir(self.folder)), ["captures"])

@@ -85,23 +85,29 @@ SAFETENSORS = {
 
 def preset(change=None, **top):
     """A good preset of one layer with a sparse and a dense head; `change` edits it, `top` replaces fields."""
-    measured = {"sparsity": 0.5, "work": 0.5, "l1": 0.04, "l2": 0.05, "round_l1": 0.01, "verified_on": 1}
+    measured = {"sparsity": 0.5, "work": 0.5, "l1": 0.04, "pv_l1": 0.05, "round_l1": 0.01, "verified_on": 1}
     sparse = {"head": 0, "precision": "int8", "select": "floor", "theta": 0.3, "tau": 0.9, "pv_skip": 8.5,
               "measured": measured}
     dense = {"head": 1, "precision": "int16", "select": "all", "theta": 0.0, "tau": 1, "pv_skip": "off",
-             "measured": {**measured, "sparsity": 0, "work": 1, "l1": 0, "l2": 0}}
+             "measured": {**measured, "sparsity": 0, "work": 1, "l1": 0, "pv_l1": 0}}
     layer = {"q_heads": 2, "kv_heads": 1, "qk_dim": 64, "v_dim": 32, "causal": True, "samples": ["a"],
              "held_out": ["b"], "heads": [sparse, dense]}
-    whole = {"format": "sparge-preset", "version": 1, "made_by": "corpus",
-             "bounds": {"l1": 0.05, "l2": 0.06, "round_l1": 0.05}, "predictor": "keys", "seed": 7,
+    whole = {"format": "sparge-preset", "version": 2, "made_by": "corpus",
+             "bounds": {"target_l1": 0.05, "pv_l1": 0.06, "round_l1": 0.05}, "predictor": "keys", "seed": 7,
              "layers": {"layer.0": layer}}
     if change:
         change(whole, layer, sparse)
     return json.dumps({**whole, **top}).encode()
 
 
+def version_1(whole):
+    """The same as it was written before bounds and errors had the names of the library."""
+    return whole.replace(b'"version": 2', b'"version": 1').replace(b'"target_l1"', b'"l1"').replace(b'"pv_l1"', b'"l2"')
+
+
 PRESET = {
     "ok_one": preset(),
+    "ok_version_1": version_1(preset()),
     "ok_no_layers": preset(layers={}),
     "ok_partial": preset(partial={"options": "o", "captures": "c"}),
     "ok_paper": preset(predictor="paper"),
@@ -110,14 +116,15 @@ PRESET = {
     "bad_json": preset()[:-1],
     "bad_list": b"[]",
     "bad_format": preset(format="preset"),
-    "bad_version": preset(version=2),
-    "bad_version_text": preset(version="1"),
+    "bad_names": preset(version=1),
+    "bad_version": preset(version=3),
+    "bad_version_text": preset(version="2"),
     "bad_nesting": b"[" * 200,
     "bad_utf8": preset(made_by="?").replace(b"?", b"\xff"),
     "bad_duplicate": preset().replace(b'"seed": 7', b'"seed": 7, "seed": 7'),
     "bad_unknown_field": preset(color="red"),
     "bad_seed": preset(seed=-1),
-    "bad_bounds": preset(bounds={"l1": 0.05, "l2": "small", "round_l1": 0.05}),
+    "bad_bounds": preset(bounds={"target_l1": 0.05, "pv_l1": "small", "round_l1": 0.05}),
     "bad_layers": preset(layers=[]),
     "bad_head_count": preset(lambda whole, layer, head: layer["heads"].pop()),
     "bad_head_order": preset(lambda whole, layer, head: layer["heads"].reverse()),

@@ -1,23 +1,23 @@
 // captures.cc - walks the folder, reads each capture once, and refuses what would spoil a long run later.
-#include "cli/captures.h"
+#include "io/captures.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <span>
 
-#include "cli/choice.h"
-#include "cli/problem.h"
-#include "cli/report.h"
-#include "cli/tune_verify.h"
+#include "io/call.h"
+#include "io/tensor.h"
 
-namespace sparge::cli {
+namespace sparge::io {
 namespace {
 
 namespace fs = std::filesystem;
-using io::Quoted;
 
 constexpr const char* kWanted = " (wanted: CAPTURES/LAYER/SAMPLE.safetensors)";
+constexpr const char* kNone = "no .safetensors files in this folder";
 
 bool IsCapture(const fs::path& path) { return path.extension() == ".safetensors"; }
 
@@ -28,7 +28,7 @@ std::vector<fs::path> Entries(const fs::path& folder) {
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     if (!it->path().filename().string().starts_with('.')) entries.push_back(it->path());
   }
-  if (error) throw UsageError(folder.string() + ": cannot be searched: " + error.message());
+  if (error) throw Error(folder.string(), "cannot be searched: " + error.message());
   std::sort(entries.begin(), entries.end());
   return entries;
 }
@@ -36,15 +36,15 @@ std::vector<fs::path> Entries(const fs::path& folder) {
 // Layers and samples are written into a JSON file.
 void CheckName(const std::string& name, const std::string& path) {
   try {
-    Json(name).dump();
-  } catch (const Json::exception&) {
-    throw UsageError(path + ": the name is not valid UTF-8");
+    nlohmann::json(name).dump();
+  } catch (const nlohmann::json::exception&) {
+    throw Error(path, "the name is not valid UTF-8");
   }
 }
 
-Sample SampleAt(const fs::path& path) {
+Capture CaptureAt(const fs::path& path) {
   CheckName(path.stem().string(), path.string());
-  return {path.stem().string(), path.string(), 0};
+  return {path.stem().string(), path.string(), {}};
 }
 
 LayerCaptures LayerAt(const fs::path& folder, const std::string& name) {
@@ -52,10 +52,10 @@ LayerCaptures LayerAt(const fs::path& folder, const std::string& name) {
   LayerCaptures layer;
   layer.name = name;
   for (const fs::path& entry : Entries(folder)) {
-    if (fs::is_directory(entry)) throw UsageError(entry.string() + ": is a folder inside a layer" + kWanted);
-    if (IsCapture(entry)) layer.samples.push_back(SampleAt(entry));
+    if (fs::is_directory(entry)) throw Error(entry.string(), std::string("is a folder inside a layer") + kWanted);
+    if (IsCapture(entry)) layer.captures.push_back(CaptureAt(entry));
   }
-  if (layer.samples.empty()) throw UsageError(folder.string() + ": no .safetensors files in this folder" + kWanted);
+  if (layer.captures.empty()) throw Error(folder.string(), std::string(kNone) + kWanted);
   return layer;
 }
 
@@ -73,12 +73,16 @@ class Digest {
     }
   }
   void Add(const std::string& text) { Add(std::as_bytes(std::span(text))); }
-  void Add(const io::Tensor& tensor) {
+  void Add(const Tensor& tensor) {
     Mix(static_cast<uint64_t>(tensor.dtype));
     for (const int64_t dim : tensor.shape) Mix(static_cast<uint64_t>(dim));
     Add(tensor.data);
   }
-  std::string Text() const { return Format("%016llx", static_cast<unsigned long long>(state_)); }
+  std::string Text() const {
+    char text[17];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(state_));
+    return text;
+  }
 
  private:
   // FNV-1a on words, with the high bits folded back, which alone would never reach the low ones.
@@ -100,44 +104,41 @@ int64_t FirstNonFinite(std::span<const std::byte> data, Bits exponent) {
   return -1;
 }
 
-void CheckFinite(const std::string& path, const char* name, const io::Tensor& tensor) {
-  const int64_t found = tensor.dtype == io::DType::F32
+void CheckFinite(const std::string& path, const char* name, const Tensor& tensor) {
+  const int64_t found = tensor.dtype == DType::F32
                             ? FirstNonFinite<uint32_t>(tensor.data, 0x7f800000)
-                            : FirstNonFinite<uint16_t>(tensor.data, tensor.dtype == io::DType::F16 ? 0x7c00 : 0x7f80);
+                            : FirstNonFinite<uint16_t>(tensor.data, tensor.dtype == DType::F16 ? 0x7c00 : 0x7f80);
   if (found < 0) return;
   const std::vector<int64_t>& shape = tensor.shape;
   const int64_t dim = shape[shape.size() - 1];
   const int64_t tokens = shape[shape.size() - 2];
-  throw UsageError(path + ": tensor " + name + " has a value that is not finite, at head " +
-                   std::to_string(found / dim / tokens) + ", token " + std::to_string(found / dim % tokens) +
-                   ": no error can be measured against that");
+  throw Error(path, std::string("tensor ") + name + " has a value that is not finite, at head " +
+                        std::to_string(found / dim / tokens) + ", token " + std::to_string(found / dim % tokens) +
+                        ": no error can be measured against that");
 }
 
-void CheckSample(Sample& sample, LayerCaptures& layer, bool first, Digest& digest) {
-  const Problem problem = LoadProblem(Verb::kCheck, Options(), sample.path);
-  const PlanDesc& desc = problem.desc;
-  if (desc.q_tokens == 0 || desc.kv_tokens == 0) throw UsageError(sample.path + ": has no tokens");
-  CheckFinite(sample.path, "q", problem.q);
-  CheckFinite(sample.path, "k", problem.k);
-  CheckFinite(sample.path, "v", *problem.v);
-  const auto same = [&](const char* what, int64_t mine, int64_t& all) {
-    if (first) all = mine;
+void CheckCapture(Capture& capture, const LayerCaptures& layer, Digest& digest) {
+  const RecordedCall call = ReadCall(capture.path);
+  const PlanDesc& desc = call.desc;
+  if (desc.q_tokens == 0 || desc.kv_tokens == 0) throw Error(capture.path, "has no tokens");
+  CheckFinite(capture.path, "q", call.q);
+  CheckFinite(capture.path, "k", call.k);
+  CheckFinite(capture.path, "v", call.v);
+  capture.desc = desc;
+  const Capture& first = layer.captures[0];
+  const auto same = [&](const char* what, int64_t mine, int64_t all) {
     if (mine == all) return;
-    throw UsageError(sample.path + ": " + what + " " + std::to_string(mine) + ", but " + layer.samples[0].path +
-                     " of the same layer has " + std::to_string(all));
+    throw Error(capture.path, std::string(what) + " " + std::to_string(mine) + ", but " + first.path +
+                                  " of the same layer has " + std::to_string(all));
   };
-  int64_t causal = layer.causal;
-  same("q_heads", desc.q_heads, layer.q_heads);
-  same("kv_heads", desc.kv_heads, layer.kv_heads);
-  same("qk_dim", desc.qk_dim, layer.qk_dim);
-  same("v_dim", desc.v_dim, layer.v_dim);
-  same("causal", desc.causal, causal);
-  layer.causal = causal != 0;
-  sample.tiles = VisibleTiles(problem) * desc.batch;
-  sample.q_tokens = desc.q_tokens * desc.batch;
-  digest.Add(sample.name);
-  for (const io::Tensor* tensor : {&problem.q, &problem.k, &*problem.v}) digest.Add(*tensor);
-  for (const auto& [key, value] : problem.metadata) {
+  same("q_heads", desc.q_heads, first.desc.q_heads);
+  same("kv_heads", desc.kv_heads, first.desc.kv_heads);
+  same("qk_dim", desc.qk_dim, first.desc.qk_dim);
+  same("v_dim", desc.v_dim, first.desc.v_dim);
+  same("causal", desc.causal, first.desc.causal);
+  digest.Add(capture.name);
+  for (const Tensor* tensor : {&call.q, &call.k, &call.v}) digest.Add(*tensor);
+  for (const auto& [key, value] : call.metadata) {
     digest.Add(key);
     digest.Add(value);
   }
@@ -145,12 +146,18 @@ void CheckSample(Sample& sample, LayerCaptures& layer, bool first, Digest& diges
 
 }  // namespace
 
+std::string LayerOf(const std::string& file) {
+  std::error_code error;
+  const fs::path path = fs::absolute(file, error).lexically_normal();
+  return path.parent_path().filename().string();
+}
+
 Captures FindCaptures(const std::string& path) {
   Captures captures;
   std::error_code error;
-  if (!fs::exists(path, error)) throw UsageError(path + ": does not exist");
+  if (!fs::exists(path, error)) throw Error(path, "does not exist");
   if (!fs::is_directory(path, error)) {
-    captures.layers.push_back({LayerOf(path), {SampleAt(path)}});
+    captures.layers.push_back({LayerOf(path), {CaptureAt(path)}});
     captures.assumed = path + ": one sample of layer " + Quoted(LayerOf(path)) + ", named after its folder";
     return captures;
   }
@@ -160,8 +167,8 @@ Captures FindCaptures(const std::string& path) {
     if (!fs::is_directory(entry) && IsCapture(entry)) files.push_back(entry);
   }
   if (!folders.empty() && !files.empty()) {
-    throw UsageError(path + ": has both samples (" + files[0].filename().string() + ") and folders (" +
-                     folders[0].filename().string() + ")" + kWanted);
+    throw Error(path, "has both samples (" + files[0].filename().string() + ") and folders (" +
+                          folders[0].filename().string() + ")" + kWanted);
   }
   if (!files.empty()) {
     const std::string name = LayerOf(files[0].string());
@@ -170,7 +177,7 @@ Captures FindCaptures(const std::string& path) {
                        " of one layer " + Quoted(name) + ", named after the folder";
     return captures;
   }
-  if (folders.empty()) throw UsageError(path + ": no .safetensors files in this folder" + kWanted);
+  if (folders.empty()) throw Error(path, std::string(kNone) + kWanted);
   for (const fs::path& folder : folders) captures.layers.push_back(LayerAt(folder, folder.filename().string()));
   return captures;
 }
@@ -179,9 +186,9 @@ std::string CheckCaptures(Captures& captures) {
   Digest digest;
   for (LayerCaptures& layer : captures.layers) {
     digest.Add(layer.name);
-    for (size_t i = 0; i < layer.samples.size(); ++i) CheckSample(layer.samples[i], layer, i == 0, digest);
+    for (Capture& capture : layer.captures) CheckCapture(capture, layer, digest);
   }
   return digest.Text();
 }
 
-}  // namespace sparge::cli
+}  // namespace sparge::io

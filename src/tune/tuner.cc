@@ -1,0 +1,127 @@
+// Refuses what cannot be tuned, and turns what was found into a preset.
+#include "src/tune/tuner.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <utility>
+
+#include "src/base/status.h"
+
+namespace sparge::impl {
+namespace {
+
+void CheckBound(const char* name, double bound) {
+  SPARGE_REQUIRE(bound >= SPARGE_TUNE_LEAST_L1 && bound <= 1, "%s=%g is outside %g..1", name, bound,
+                 SPARGE_TUNE_LEAST_L1);
+}
+
+TuneBounds CheckedBounds(TuneBounds bounds) {
+  CheckBound("target_l1", bounds.target_l1);
+  if (bounds.pv_l1 < 0) bounds.pv_l1 = SPARGE_TUNE_PV_ROOM * bounds.target_l1;
+  CheckBound("pv_l1", bounds.pv_l1);
+  CheckBound("round_l1", bounds.round_l1);
+  SPARGE_REQUIRE(bounds.pv_l1 >= bounds.target_l1,
+                 "pv_l1=%g is smaller than target_l1=%g: PV skip adds to the error of the selection", bounds.pv_l1,
+                 bounds.target_l1);
+  return bounds;
+}
+
+// How exactly a sample is computed is what tuning is to find.
+void CheckAsksOnly(int64_t index, const sparge_plan_desc& desc) {
+  sparge_plan_desc plain;
+  sparge_plan_desc_init(&plain);
+  const auto untouched = [index](const char* name, bool same) {
+    SPARGE_REQUIRE(same, "samples[%" PRId64 "].%s is set, but it is for the tuner to choose", index, name);
+  };
+  const sparge_head_params& params = desc.params;
+  untouched("precision", RawEnum(desc.precision) == plain.precision);
+  untouched("select", RawEnum(desc.select) == plain.select);
+  untouched("params", params.theta == plain.params.theta && params.tau == plain.params.tau &&
+                          params.topk == plain.params.topk && params.pv_skip == plain.params.pv_skip);
+  untouched("heads", desc.heads == nullptr);
+  untouched("predictor", RawEnum(desc.predictor) == plain.predictor);
+  untouched("head_precision", desc.head_precision == nullptr);
+  untouched("calibration", desc.calibration == nullptr);
+  untouched("dense_tail", desc.dense_tail == 0);
+  untouched("cache_tokens", desc.cache_tokens == 0);
+  untouched("least_effort", desc.least_effort == 0);
+}
+
+void CheckAlike(int64_t index, const sparge_plan_desc& desc, const sparge_plan_desc& first) {
+  const auto same = [index](const char* name, int64_t mine, int64_t all) {
+    SPARGE_REQUIRE(mine == all, "samples[%" PRId64 "].%s=%" PRId64 " is not the %" PRId64 " of samples[0]", index, name,
+                   mine, all);
+  };
+  same("q_heads", desc.q_heads, first.q_heads);
+  same("kv_heads", desc.kv_heads, first.kv_heads);
+  same("qk_dim", desc.qk_dim, first.qk_dim);
+  same("v_dim", desc.v_dim, first.v_dim);
+  same("causal", desc.causal, first.causal);
+}
+
+}  // namespace
+
+Tuner::Tuner(sparge_context* context, const TuneBounds& bounds, const std::string& name,
+             std::vector<sparge_plan_desc> samples)
+    : context_(context),
+      bounds_(CheckedBounds(bounds)),
+      samples_(std::move(samples)),
+      split_(SplitSamples(samples_.size(), name, bounds.seed)) {
+  const Runner runner(context);
+  for (int64_t i = 0; i < static_cast<int64_t>(samples_.size()); ++i) {
+    sparge_plan_desc& desc = samples_[static_cast<size_t>(i)];
+    CheckAsksOnly(i, desc);
+    try {
+      runner.Check(desc);
+    } catch (const Failure& failure) {
+      Fail(failure.status, "samples[%" PRId64 "]: %s", i, failure.detail);
+    }
+    SPARGE_REQUIRE(desc.q_tokens > 0 && desc.kv_tokens > 0,
+                   "samples[%" PRId64 "]: q_tokens=%" PRId64 " and kv_tokens=%" PRId64 ": nothing can be measured", i,
+                   desc.q_tokens, desc.kv_tokens);
+    CheckAlike(i, desc, samples_[0]);
+    desc.predictor = SPARGE_PREDICT_KEYS;  // the one that can be calibrated
+  }
+}
+
+uint32_t Tuner::RolesOf(int64_t sample) const {
+  const auto among = [sample](const std::vector<size_t>& some) {
+    return sample >= 0 && std::binary_search(some.begin(), some.end(), static_cast<size_t>(sample));
+  };
+  return (among(split_.tuning) ? SPARGE_SAMPLE_TUNED : 0u) | (among(split_.verified) ? SPARGE_SAMPLE_VERIFIED : 0u);
+}
+
+void Tuner::Run(TuneHost& host) {
+  tuned_ = {};
+  tuned_ = Search(context_, bounds_, samples_, split_, host).Run();
+  params_.clear();
+  precision_.clear();
+  for (const sparge_tuned_head& head : tuned_.heads) {
+    params_.push_back(head.params);
+    precision_.push_back(head.precision);
+  }
+}
+
+const sparge_tuned_head& Tuner::HeadAt(int64_t head) const {
+  SPARGE_REQUIRE(finished(), "tuner has not finished a run");
+  SPARGE_REQUIRE(head >= 0 && head < q_heads(), "head=%" PRId64 " is outside 0..%" PRId64, head, q_heads() - 1);
+  return tuned_.heads[static_cast<size_t>(head)];
+}
+
+sparge_layer_preset Tuner::Preset() const {
+  SPARGE_REQUIRE(finished(), "tuner has not finished a run");
+  const sparge_plan_desc& desc = samples_[0];
+  sparge_layer_preset preset{};
+  preset.q_heads = desc.q_heads;
+  preset.kv_heads = desc.kv_heads;
+  preset.qk_dim = desc.qk_dim;
+  preset.v_dim = desc.v_dim;
+  preset.causal = desc.causal;
+  preset.select = SPARGE_SELECT_FLOOR;  // dense heads have parameters that say so under any rule
+  preset.predictor = desc.predictor;
+  preset.heads = params_.data();
+  preset.head_precision = precision_.data();
+  return preset;
+}
+
+}  // namespace sparge::impl

@@ -1,0 +1,54 @@
+// One head of one sample in full: dense, sparse without and with PV skip, and what lies between them.
+#ifndef SPARGE_SRC_TUNE_VERIFY_H_
+#define SPARGE_SRC_TUNE_VERIFY_H_
+
+#include <sparge/sparge.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/tune/sample.h"
+
+namespace sparge::impl {
+
+// Time that attention took, and of it that of dense int8 runs: the unit of work is a dense int8 tile.
+struct Spent {
+  double ms = 0;
+  double int8_dense_ms = 0, int8_dense_tiles = 0;
+};
+
+// sum |o - ref| / sum |ref|. Reference all zero: 0 if the result is too, else infinity. NaN in either makes it NaN: a
+// broken result must not look good.
+double RelativeL1(const std::vector<float>& result, const std::vector<float>& reference);
+
+// One setting on one sample.
+struct HeadErrors {
+  double l1 = 0, pv_l1 = 0;  // without and with PV skip, against dense of the same precision
+  double sparsity = 0, work = 1;
+};
+
+// The dense result of one head, kept between the settings that are tried.
+struct DenseResult {
+  sparge_precision precision = SPARGE_PRECISION_INT8;
+  std::vector<float> o;  // empty: not known
+};
+
+class HeadVerifier {
+ public:
+  HeadVerifier(Runner& runner, const Asked& sample, Spent& spent) : runner_(runner), sample_(sample), spent_(spent) {}
+
+  // `dense` is filled if it is empty or of another precision.
+  HeadErrors Verify(int64_t head, const sparge_tuned_head& setting, DenseResult& dense) const;
+  void RunDense(int64_t head, sparge_precision precision, DenseResult& dense) const;
+
+ private:
+  // `slice` with the result in `o`.
+  void Run(Asked slice, std::vector<float>& o, sparge_head_stats* stats) const;
+
+  Runner& runner_;
+  const Asked& sample_;
+  Spent& spent_;
+};
+
+}  // namespace sparge::impl
+#endif  // SPARGE_SRC_TUNE_VERIFY_H_
