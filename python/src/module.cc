@@ -178,20 +178,39 @@ void TokenOrder(const std::string& order, const std::vector<int64_t>& grid, uint
   RaiseValue("order='" + order + "' is none of hilbert, row-major, time-major, random");
 }
 
-// All as (batch, heads, tokens, dim).
-void Merge(nb::handle a, nb::handle a_lse, nb::handle b, nb::handle b_lse, nb::handle out, nb::handle out_lse) {
-  const Input inputs[] = {Input("a", a), Input("b", b)};
-  const Array arrays[] = {ImportInput("a_lse", a_lse), ImportInput("b_lse", b_lse), ImportOutput("out_lse", out_lse),
-                          ImportOutput("out", out)};
-  const TensorView views[] = {View(inputs[0].array(), Layout::kHeadsFirst),
-                              View(inputs[1].array(), Layout::kHeadsFirst), ViewOutput(arrays[3], Layout::kHeadsFirst)};
-  CheckShape("b", views[1], views[0].shape);
-  CheckShape("out", views[2], views[0].shape);
-  sparge_partial parts[3];
-  for (size_t i = 0; i < 3; ++i) parts[i] = {views[i].tensor, ViewLse(arrays[i], views[i])};
-  const auto& shape = views[0].shape;
+// A part of `merge` as the caller has it.
+struct Part {
+  std::string name, lse_name;
+  Input out, lse;
+};
+
+// `out`, `lse` and `parts`, a list of pairs of the same, as (batch, heads, tokens, dim) and (batch, heads, tokens).
+void Merge(nb::list pairs, nb::handle out_object, nb::handle lse_object, int64_t threads) {
+  const Array out_array = ImportOutput("out", out_object);
+  const Array lse_array = ImportOutput("lse", lse_object);
+  const TensorView out_view = ViewOutput(out_array, Layout::kHeadsFirst);
+  const std::array<int64_t, 4> shape = out_view.shape;
+  std::vector<Part> parts(pairs.size());  // never moved: arrays point to the names
+  std::vector<sparge_partial> partials;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Part& part = parts[i];
+    const nb::tuple pair = nb::cast<nb::tuple>(pairs[i]);
+    part.name = "parts[" + std::to_string(i) + "]";
+    part.lse_name = part.name + " lse";
+    part.out = Input(part.name.c_str(), pair[0]);
+    part.lse = Input(part.lse_name.c_str(), pair[1]);
+    const TensorView view = View(part.out.array(), Layout::kHeadsFirst);
+    CheckShape(part.name.c_str(), view, shape);
+    partials.push_back({view.tensor, ViewLse(part.lse.array(), view)});
+  }
+  const sparge_partial out{out_view.tensor, ViewLse(lse_array, out_view)};
+  const int32_t wanted = CheckedThreads(threads);
+  double work = static_cast<double>(parts.size());
+  for (const int64_t side : shape) work *= static_cast<double>(side);
   nb::gil_scoped_release release;
-  Check(sparge_merge(shape[0], shape[1], shape[2], shape[3], &parts[0], &parts[1], &parts[2]));
+  const auto context = Engine::Get().ContextFor(work <= kAlone ? 1 : wanted);
+  Check(sparge_merge_parts(context->get(), shape[0], shape[1], shape[2], shape[3], partials.data(),
+                           static_cast<int64_t>(partials.size()), &out));
 }
 
 nb::list Isas() {
@@ -289,6 +308,18 @@ nb::tuple StatsTotals(const CallStats& s) {
   return nb::make_tuple(s.stats.total_ms, t.qk_eligible, t.qk_computed, t.pv_eligible, t.pv_computed);
 }
 
+// The library's numbers, so that Python has none of its own.
+void ExportDefaults(nb::module_& m) {
+  const CalibrationDesc bounds;
+  m.attr("TARGET_L1") = bounds.target_l1;
+  m.attr("PV_ROOM") = SPARGE_PV_ROOM;
+  m.attr("ROUND_L1") = bounds.round_l1;
+  m.attr("BLOCK_Q") = SPARGE_BLOCK_Q;
+  m.attr("BLOCK_K") = SPARGE_BLOCK_K;
+  m.attr("MAX_HEAD_DIM") = SPARGE_MAX_HEAD_DIM;
+  m.attr("FEW_QUERIES") = SPARGE_FEW_QUERIES;
+}
+
 // A failed call of the library as the Python exception that fits.
 void Translate(const std::exception_ptr& pointer, void*) {
   try {
@@ -306,12 +337,14 @@ void Translate(const std::exception_ptr& pointer, void*) {
 NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // an interpreter that goes down with models alive is no defect of ours
   nb::register_exception_translator(Translate);
+  ExportDefaults(m);
 
   nb::class_<CallStats>(m, "CallStats").def("fields", &StatsFields).def("totals", &StatsTotals);
   nb::class_<Calibration>(m, "Calibration")
       .def("__init__", &InitCalibration, nb::arg("heads"), nb::arg("target_l1"), nb::arg("pv_l1"), nb::arg("round_l1"),
            nb::arg("seed"))
       .def("__init__", &InitFromBytes, nb::arg("data"))
+      .def_prop_ro("heads", [](const Calibration& self) { return sparge_calibration_heads(self.get()); })
       .def("save", &SaveCalibration)
       .def("head", &DescribeHead, nb::arg("head"))
       .def("set_bounds", &Calibration::SetBounds, nb::arg("head"), nb::arg("target_l1"), nb::arg("pv_l1"));
@@ -323,12 +356,11 @@ NB_MODULE(_core, m) {
         nb::arg("options"));
   m.def("calibrate", &Calibrate, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("effort"), nb::arg("options"));
   m.def("token_order", &TokenOrder, nb::arg("order"), nb::arg("grid"), nb::arg("seed"), nb::arg("out"));
-  m.def("merge", &Merge, nb::arg("a"), nb::arg("a_lse"), nb::arg("b"), nb::arg("b_lse"), nb::arg("out"),
-        nb::arg("out_lse"));
+  m.def("merge", &Merge, nb::arg("parts"), nb::arg("out"), nb::arg("lse"), nb::arg("threads"));
   m.def("isas", &Isas);
   m.def("version", &sparge_version);
   m.def(
-      "set_num_threads", [](int32_t threads) { Engine::Get().SetThreads(threads); }, nb::arg("threads"));
+      "set_num_threads", [](int64_t threads) { Engine::Get().SetThreads(threads); }, nb::arg("threads"));
   m.def("get_num_threads", [] { return Engine::Get().threads(); });
   m.def("grids_laid", [] { return Engine::Get().grids_laid(); });
   m.def("forget_threads", [] { Engine::Get().ForgetThreads(); });

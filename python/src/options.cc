@@ -8,6 +8,8 @@
 #include <span>
 #include <string_view>
 
+#include "python/src/engine.h"
+
 namespace sparge::python {
 namespace {
 
@@ -193,7 +195,7 @@ constexpr Option kOptions[] = {
     {"text_after", [](const Reading& r) { r.problem.desc.text_after = Bool(r); }},
     {"q_offsets", [](const Reading& r) { r.problem.q_offsets = Sequence<int64_t>(r, Int); }},
     {"kv_offsets", [](const Reading& r) { r.problem.kv_offsets = Sequence<int64_t>(r, Int); }},
-    {"threads", [](const Reading& r) { r.problem.threads = static_cast<int32_t>(IntBetween(r, 0, 4096)); }},
+    {"threads", [](const Reading& r) { r.problem.threads = CheckedThreads(Int(r)); }},
 };
 
 void ReadOption(nb::handle key, nb::handle value, Problem& problem, Given& given) {
@@ -316,7 +318,7 @@ void SetSelection(Given& given, Problem& problem) {
   }
   if (is_auto && !problem.calibration) {
     given.bounds.q_heads = desc.q_heads;
-    if (!given.has_pv_l1) given.bounds.pv_l1 = 1.25 * given.bounds.target_l1;
+    if (!given.has_pv_l1) given.bounds.pv_l1 = SPARGE_PV_ROOM * given.bounds.target_l1;
     problem.calibration = std::make_shared<Calibration>(given.bounds);
     problem.own_calibration = true;
   }
