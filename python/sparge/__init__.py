@@ -68,8 +68,6 @@ def __getattr__(name: str) -> object:
 
 def set_num_threads(threads: int) -> None:
     """Threads of calls that do not say `threads` themselves; 0 = all cores."""
-    if not 0 <= threads <= 4096:
-        raise ValueError(f"threads={threads} is outside 0..4096")
     _core.set_num_threads(threads)
 
 

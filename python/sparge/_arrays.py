@@ -7,6 +7,8 @@ from typing import Any, Tuple
 
 import numpy as np
 
+from ._tensors import LOW, with_memory
+
 
 def _is_torch(array: Any) -> bool:
     torch = sys.modules.get("torch")
@@ -19,16 +21,22 @@ View = Tuple[int, Tuple[int, ...], Tuple[int, ...], str]
 _DTYPE_NAMES: dict[Any, str] = {}
 
 
-def torch_view(tensor: Any) -> View:
-    """A PyTorch tensor on the CPU without the microseconds of a DLPack capsule. The tensor must outlive the call."""
-    dtype = tensor.dtype
-    name = _DTYPE_NAMES.get(dtype) or _DTYPE_NAMES.setdefault(dtype, str(dtype))
-    return (tensor.data_ptr(), tensor.shape, tensor.stride(), name)
+def torch_view(name: str, tensor: Any) -> View:
+    """A plain PyTorch tensor on the CPU (`wrapped`) without the microseconds of a DLPack capsule. It must outlive the
+    call."""
+    dtype, address = tensor.dtype, tensor.data_ptr()
+    if address < LOW:
+        with_memory(name, tensor)
+    of_dtype = _DTYPE_NAMES.get(dtype) or _DTYPE_NAMES.setdefault(dtype, str(dtype))
+    return (address, tensor.shape, tensor.stride(), of_dtype)
 
 
-def wrapped(name: str, array: Any) -> Any:
-    """`array` itself if it knows its shape; else (bare DLPack, ctypes) as an array of NumPy on the same memory."""
-    if hasattr(array, "shape"):
+def wrapped(name: str, array: Any, output: bool = False) -> Any:
+    """`array` itself if it knows its shape and has memory; else (bare DLPack, ctypes, tensors that stand for others) an
+    array on the same memory, or of the same values if it is no output."""
+    if _is_torch(array):
+        return with_memory(name, array, output)
+    if output or hasattr(array, "shape"):
         return array
     try:
         return np.from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(memoryview(array))
@@ -59,7 +67,7 @@ def importable(name: str, array: Any) -> Any:
 
         if torch.is_grad_enabled():
             raise ValueError(f"{name}: requires a gradient, which sparge does not compute; detach it, or use torch.no_grad()")
-    return torch_view(array)
+    return torch_view(name, array)
 
 
 def empty_like(array: Any, shape: tuple[int, ...], float32: bool = False) -> Any:

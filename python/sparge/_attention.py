@@ -157,8 +157,9 @@ def attention(
     result, lse = _outputs(q, v, out, return_lse, options)
     view = _arrays.importable
     owners = _importable(options)  # noqa: F841: alive until the call is over
+    memory = _arrays.wrapped("out", result, output=True)
     stats = _core.attention(
-        view("q", q), view("k", k), view("v", v), view("out", result), lse, return_stats, options
+        view("q", q), view("k", k), view("v", v), view("out", memory), lse, return_stats, options
     )
     if out is None:
         result = _arrays.as_kind_of(q, result)
@@ -198,7 +199,8 @@ def _map_shape(q: Any, k: Any, options: Options) -> tuple[int, ...]:
     heads = () if len(shape) < 3 else (shape[-2 if tokens_first else -3],)
     q_offsets = options.get("q_offsets")
     sequences = shape[:-3] if q_offsets is None else (max(len(q_offsets) - 1, 0),)
-    return (*sequences, *heads, -(-max(tokens("q", shape), 0) // 128), -(-max(tokens("kv", _shape(k)), 0) // 64))
+    blocks = [(tokens("q", shape), _core.BLOCK_Q), (tokens("kv", _shape(k)), _core.BLOCK_K)]
+    return (*sequences, *heads, *(-(-max(count, 0) // size) for count, size in blocks))
 
 
 def reference(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
@@ -225,15 +227,27 @@ def calibrate(  # type: ignore[misc]  # `calibration` is an option, too
     _core.calibrate(view("q", q), view("k", k), view("v", v), effort, options)
 
 
-def merge(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
-    """(out, lse) over the keys of two parts together, from the (out, lse) of each, heads before tokens. Exact."""
-    parts = [_arrays.wrapped(name, array) for name, array in zip(("a", "a_lse", "b", "b_lse"), (*a, *b))]
-    out = _arrays.empty_like(parts[0], _shape(parts[0]))
-    lse = _arrays.empty_like(parts[0], _shape(parts[1]), float32=True)
-    view = _arrays.importable
-    views = [view(name, array) for name, array in zip(("a", "a_lse", "b", "b_lse"), parts)]
-    _core.merge(*views, view("out", out), lse)
-    return _arrays.as_kind_of(a[0], out), _arrays.as_kind_of(a[0], lse)
+def merge(*parts: tuple[Any, Any], threads: int | None = None) -> tuple[Any, Any]:
+    """(out, lse) over the keys of all parts together, from the (out, lse) of each, heads before tokens; exact.
+
+    Any number of parts, of one shape; a query that saw no key of a part (lse -inf) takes nothing from it. The result
+    has the type and library of the first part. threads: as in `attention`; results do not depend on it.
+    """
+    for i, part in enumerate(parts):
+        if not isinstance(part, (tuple, list)) or len(part) != 2:
+            raise TypeError(f"parts[{i}]: {type(part).__name__} is no pair (out, lse)")
+    if not parts:
+        raise ValueError("parts is empty: merge needs one or more")
+    arrays = [
+        [(name, _arrays.wrapped(name, array)) for name, array in zip((f"parts[{i}]", f"parts[{i}] lse"), part)]
+        for i, part in enumerate(parts)
+    ]
+    first, first_lse = arrays[0][0][1], arrays[0][1][1]
+    out = _arrays.empty_like(first, _shape(first))
+    lse = _arrays.empty_like(first, _shape(first_lse), float32=True)
+    views = [(_arrays.importable(*part), _arrays.importable(*part_lse)) for part, part_lse in arrays]
+    _core.merge(views, _arrays.importable("out", out), lse, threads or 0)
+    return _arrays.as_kind_of(first, out), _arrays.as_kind_of(first, lse)
 
 
 def token_order(grid: Iterable[int], order: str = "hilbert", seed: int = 0) -> np.ndarray[Any, Any]:

@@ -36,32 +36,29 @@ class Calibration(_core.Calibration):
         self,
         heads: int,
         *,
-        target_l1: float = 0.015,
+        target_l1: float = _core.TARGET_L1,
         pv_l1: float | None = None,
-        round_l1: float = 0.05,
+        round_l1: float = _core.ROUND_L1,
         seed: int = 0,
     ) -> None:
         """heads: query heads. target_l1: relative L1 error per head that skipping may cause; pv_l1: the same with PV skip
         (default 1.25 target_l1); round_l1: error of 8-bit arithmetic beyond which a head takes 16 bits."""
-        super().__init__(heads, target_l1, 1.25 * target_l1 if pv_l1 is None else pv_l1, round_l1, seed)
-        self.heads = heads
+        super().__init__(heads, target_l1, _core.PV_ROOM * target_l1 if pv_l1 is None else pv_l1, round_l1, seed)
 
     @classmethod
-    def load(cls, data: bytes, heads: int) -> Calibration:
-        """From the bytes of `save`."""
+    def load(cls, data: bytes, heads: int | None = None) -> Calibration:
+        """From the bytes of `save`, which know their number of heads; `heads`, if given, must be that."""
         self = cls.__new__(cls)
         _core.Calibration.__init__(self, data)
-        try:
-            _core.Calibration.head(self, heads - 1)
-        except ValueError:
-            raise ValueError(f"heads={heads}: the saved calibration has fewer") from None
-        self.heads = heads
+        if heads is not None and heads != self.heads:
+            raise ValueError(f"heads={heads}: the saved calibration has {self.heads}")
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).load, (self.save(), self.heads)
+        return type(self).load, (self.save(),)
 
     def head(self, head: int) -> HeadEstimate:  # type: ignore[override]
+        """What is in force for this query head, and its estimates."""
         return HeadEstimate(**super().head(head))
 
     def __repr__(self) -> str:

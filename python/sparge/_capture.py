@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Collection, Iterator, Literal, Union
 
-from . import _safetensors
+from . import _arrays, _safetensors
 from ._plain import Call, Inexpressible, Part, plain
 
 if TYPE_CHECKING:
@@ -140,7 +140,12 @@ class Capture:
         """Called by sparge.torch.attend before it attends."""
         import torch
 
-        q, k, v = (_heads_first(t.detach(), nhd) for t in (q, k, v))
+        try:
+            q, k, v = (_heads_first(_arrays.wrapped(name, t.detach()), nhd) for name, t in zip("qkv", (q, k, v)))
+            if call["mask"] is not None:
+                call["mask"] = _arrays.wrapped("mask", call["mask"])
+        except ValueError as reason:  # without memory
+            return self._skip(layer.name, str(reason))
         with self._lock, torch.inference_mode():
             if q.shape[2] < self._min_tokens:
                 self._short += 1

@@ -14,9 +14,6 @@ from ._attention import Precision
 from ._calibration import Calibration
 from ._presets import Preset
 
-# Fewer queries than half a block (decoding): nothing to skip, and packing all keys would cost more than attending.
-_FEW_QUERIES = 64
-
 _handles = itertools.count(1)
 _by_handle: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
 
@@ -25,9 +22,9 @@ _by_handle: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionar
 class Settings:
     """How exact a model's attention shall be. The defaults fit a model that nothing is known about."""
 
-    target_l1: float = 0.015  # relative L1 error per head that skipping may cause; 0 = exact
-    pv_l1: float | None = None  # the same with PV skip; None = 1.25 target_l1
-    round_l1: float = 0.05  # error of 8-bit arithmetic beyond which a head takes 16 bits
+    target_l1: float = _core.TARGET_L1  # relative L1 error per head that skipping may cause; 0 = exact
+    pv_l1: float | None = None  # the same with PV skip; None = as much more as the library's own bounds
+    round_l1: float = _core.ROUND_L1  # error of 8-bit arithmetic beyond which a head takes 16 bits
     precision: Precision | None = None  # None = int8, and fp32 where target_l1 is 0
     preset: Union[str, os.PathLike[str], Preset, None] = None  # of `sparge tune`, instead of calibrations
     # Causal attention: the last queries see everything. What a language model says next comes from its last tokens, and a
@@ -114,7 +111,7 @@ class Layer:
     ) -> dict[str, Any]:
         """How exact, as options of sparge.attention."""
         s = self.settings
-        dense = self.dense or queries < _FEW_QUERIES
+        dense = self.dense or queries <= _core.FEW_QUERIES  # decoding: packing all keys would cost more than attending
         precision = {} if s.precision is None else {"precision": s.precision}
         if isinstance(s.preset, Preset):
             entry = s.preset.layer(self.name)

@@ -59,10 +59,11 @@ def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, 
             mask = mask.float()
         if mask.shape[-1] != 1 and mask.stride(-1) != 1:
             mask = mask.contiguous()
-        options["mask"] = _arrays.torch_view(mask)
+        options["mask"] = _arrays.torch_view("mask", mask)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     view = _arrays.torch_view
-    stats = _core.attention(view(q), view(k), view(v), view(out), None, known is not _nobody, options)
+    views = (view("q", q), view("k", k), view("v", v), view("out", out))
+    stats = _core.attention(*views, None, known is not _nobody, options)
     if stats is not None:
         known.record(stats)
     return out
@@ -76,11 +77,15 @@ _library.impl("attention", _attention_cpu, "CPU")
 torch.library.register_fake("sparge::attention", _attention_fake, lib=_library)
 
 
-def _observed(*tensors: torch.Tensor) -> bool:
-    """Whether something traces, compiles, transforms or replaces operators, or these are not plain tensors on the CPU."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _observed(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether something traces, compiles, transforms or replaces operators, or these are not plain tensors on the CPU:
+    subclasses, and views that are to be negated, are PyTorch's to resolve before the function of the CPU sees them."""
     return (
         torch.compiler.is_compiling()
-        or any(type(tensor) is not torch.Tensor or not tensor.is_cpu for tensor in tensors)
+        or any(type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.is_neg() for tensor in tensors)
         or _get_current_dispatch_mode() is not None
         or torch._C._functorch.maybe_current_level() is not None
         or torch._C._get_tracing_state() is not None
@@ -115,7 +120,8 @@ def attend(
                 softcap=softcap, sinks=sinks, nhd=nhd, grid=grid,
             )  # fmt: skip
     # PyTorch takes 12 us to call an operator written in Python: with nobody looking on, the function itself will do.
-    operator = torch.ops.sparge.attention.default if _observed(q, k, v) else _attention_cpu
+    given = [tensor for tensor in (q, k, v, mask, sinks) if tensor is not None]
+    operator = torch.ops.sparge.attention.default if _observed(given) else _attention_cpu
     return operator(
         q, k, v, mask, causal, query_offset, window, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap,
         sinks, nhd, grid, 0 if layer is None else layer.handle,
@@ -149,6 +155,8 @@ def _obstacle(
             return f"{name} requires a gradient"
         if tensor.is_nested:
             return f"{name} is a nested tensor"
+        if type(tensor).__name__ == "DTensor":  # which needs to be told how an operator is sharded
+            return f"{name} is a DTensor"
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dtype not in _FLOATS:
             return f"{name}: dtype {tensor.dtype} is none of float32, float16, bfloat16"
@@ -160,8 +168,8 @@ def _obstacle(
         return f"head sizes {query.shape[-1]} of query and {key.shape[-1]} of key"
     if query.shape[-3] != key.shape[-3] and not (enable_gqa and query.shape[-3] % key.shape[-3] == 0):
         return f"{query.shape[-3]} heads of query and {key.shape[-3]} of key"
-    if not 1 <= query.shape[-1] <= 576 or not 1 <= value.shape[-1] <= 576:
-        return f"head size {query.shape[-1]} or {value.shape[-1]} is outside 1..576"
+    if max(query.shape[-1], value.shape[-1]) > _core.MAX_HEAD_DIM:
+        return f"head size {query.shape[-1]} or {value.shape[-1]} is outside 1..{_core.MAX_HEAD_DIM}"
     return None if attn_mask is None else _mask_obstacle(attn_mask, (*query.shape[:-1], key.shape[-2]))
 
 

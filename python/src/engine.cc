@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <string>
 #include <thread>
+
+#include "python/src/arrays.h"
 
 namespace sparge::python {
 namespace {
@@ -13,6 +16,8 @@ constexpr size_t kGridPlans = 128;
 // Larger workspaces go back to the system after their call, whose work then hides the cost of new pages.
 constexpr size_t kLargestKept = size_t{64} << 20;
 constexpr size_t kMostKept = 4;
+// What sparge_context_create takes: said here, too, because few calls make a context.
+constexpr int64_t kMostThreads = 4096;
 
 // Plans with arrays of the caller are not kept: equal pointers need not mean equal values.
 bool Keepable(const sparge_plan_desc& d) {
@@ -28,6 +33,13 @@ PlanPtr MakePlan(const Context& context, const sparge_plan_desc& desc) {
 
 }  // namespace
 
+int32_t CheckedThreads(int64_t threads) {
+  if (threads < 0 || threads > kMostThreads) {
+    RaiseValue("threads=" + std::to_string(threads) + " is outside 0.." + std::to_string(kMostThreads));
+  }
+  return static_cast<int32_t>(threads);
+}
+
 Engine& Engine::Get() {
   static Engine* const engine = new Engine;  // never destroyed: at exit, other threads may still be at work
   return *engine;
@@ -41,9 +53,10 @@ std::shared_ptr<Context> Engine::ContextFor(int32_t threads) {
   return context;
 }
 
-void Engine::SetThreads(int32_t threads) {
+void Engine::SetThreads(int64_t threads) {
+  const int32_t checked = CheckedThreads(threads);
   const std::lock_guard lock(mutex_);
-  threads_ = threads;
+  threads_ = checked;
 }
 
 int32_t Engine::threads() { return ContextFor(0)->threads(); }

@@ -26,6 +26,9 @@ struct DestroyPlan {
 };
 using PlanPtr = std::shared_ptr<sparge_plan>;
 
+// A number of threads as a caller gives it; raises unless the library can make a pool of so many.
+int32_t CheckedThreads(int64_t threads);
+
 // All functions may be called from any thread, with or without the GIL.
 class Engine {
  public:
@@ -33,7 +36,7 @@ class Engine {
 
   // 0: the default number, which set_num_threads changes.
   std::shared_ptr<Context> ContextFor(int32_t threads);
-  void SetThreads(int32_t threads);
+  void SetThreads(int64_t threads);
   int32_t threads();
 
   // A plan costs less than a microsecond, unless it has to lay a curve through a grid: those are kept if `keep`.

@@ -8,61 +8,15 @@
 #include <stdexcept>
 
 #include "python/src/arrays.h"
+#include "python/src/call.h"
 #include "python/src/engine.h"
+#include "python/src/layer.h"
 #include "python/src/options.h"
 
 namespace sparge::python {
 namespace {
 
-// Beneath this many multiply-adds waking other threads takes longer than they save (results do not depend on threads).
-constexpr double kAlone = 1.5e6;
-
 enum class Verb { kRun, kPredict, kReference, kCalibrate };
-
-struct CallStats {
-  Stats stats;
-  std::vector<sparge_head_stats> heads;  // batch x q_heads
-  int64_t batch = 0;
-  int64_t q_heads = 0;
-};
-
-// What a call may write besides the result.
-struct Outputs {
-  std::optional<Array> lse, map;
-  std::shared_ptr<CallStats> stats;
-};
-
-int32_t ThreadsFor(const Problem& problem) {
-  const PlanDesc& d = problem.desc;
-  const double work = static_cast<double>(d.batch) * static_cast<double>(d.q_heads) * static_cast<double>(d.q_tokens) *
-                      static_cast<double>(d.kv_tokens) * static_cast<double>(d.qk_dim + d.v_dim);
-  return work <= kAlone ? 1 : problem.threads;
-}
-
-void CheckShape(const char* name, const TensorView& view, const std::array<int64_t, 4>& wanted) {
-  if (view.shape != wanted) {
-    RaiseValue(std::string(name) + ": as (batch, heads, tokens, dim) it is " + ShapeText(view.shape.data(), 4) +
-               ", not " + ShapeText(wanted.data(), 4));
-  }
-}
-
-sparge_lse ViewLse(const Array& array, const TensorView& q) {
-  const size_t dims = array.dims();
-  const std::array<int64_t, 3> wanted{q.shape[0], q.shape[1], q.shape[2]};
-  bool fits = array.dtype == nb::dtype<float>() && dims >= 1 && dims <= 3;
-  std::array<int64_t, 3> strides{};
-  for (size_t i = 0; fits && i < 3; ++i) {
-    const bool there = i + dims >= 3;
-    const int64_t side = there ? array.shape[i + dims - 3] : 1;
-    fits = side == wanted[i];
-    strides[i] = side > 1 && !Empty(array) ? array.strides[i + dims - 3] : 0;
-  }
-  if (!fits || strides[2] > 1) {
-    RaiseValue(std::string(array.name) + ": is no float32 array " + ShapeText(wanted.data(), 3) +
-               " with a contiguous last dimension");
-  }
-  return {static_cast<float*>(array.data), strides[0], strides[1]};
-}
 
 // `predict` writes a map; its caller made the array from the shapes, which are not all there is to it.
 void CheckMap(const Array& map, const sparge_plan* plan, const PlanDesc& desc) {
@@ -76,11 +30,15 @@ void CheckMap(const Array& map, const sparge_plan* plan, const PlanDesc& desc) {
   }
 }
 
-void CallLibrary(Verb verb, Engine& engine, const Problem& problem, RunArgs& args, const Outputs& outputs,
-                 double effort) {
-  const auto context = engine.ContextFor(ThreadsFor(problem));
+// Lets go of the GIL for the work.
+void Do(Verb verb, Call& call, double effort = 0) {
+  const Problem& problem = call.problem();
+  RunArgs& args = call.args();
+  nb::gil_scoped_release release;
+  Engine& engine = Engine::Get();
+  const auto context = engine.ContextFor(call.threads());
   const PlanPtr plan = engine.PlanFor(context, problem.desc, problem.calibration, !problem.own_calibration);
-  if (outputs.map) CheckMap(*outputs.map, plan.get(), problem.desc);
+  if (call.outputs().map) CheckMap(*call.outputs().map, plan.get(), problem.desc);
   if (verb == Verb::kReference) return Check(sparge_reference(plan.get(), &args));
   Workspace workspace = engine.TakeWorkspace(sparge_plan_workspace_size(plan.get()));
   args.workspace = workspace.bytes.get();
@@ -93,78 +51,30 @@ void CallLibrary(Verb verb, Engine& engine, const Problem& problem, RunArgs& arg
   Check(status);
 }
 
-// Every verb: reads the arguments, then lets go of the GIL for the work.
-void Call(Verb verb, nb::handle q_object, nb::handle k_object, nb::handle v_object, nb::handle out_object,
-          nb::dict options, Outputs outputs, double effort = 0) {
-  Problem problem;
-  problem.layout = ReadLayout(options);
-  const Input q("q", q_object);
-  const Input k("k", k_object);
-  const TensorView q_view = View(q.array(), problem.layout);
-  const TensorView k_view = View(k.array(), problem.layout);
-  Input v;
-  TensorView v_view;
-  if (!v_object.is_none()) {
-    v = Input("v", v_object);
-    v_view = View(v.array(), problem.layout);
-  }
-  ReadProblem(q_view, k_view, v_object.is_none() ? nullptr : &v_view, options, problem);
-
-  RunArgs args;
-  args.q = q_view.tensor;
-  args.k = k_view.tensor;
-  args.v = v_view.tensor;
-  args.mask = problem.mask_view;
-  Array out;
-  if (!out_object.is_none()) {
-    out = ImportOutput("out", out_object);
-    const TensorView view = ViewOutput(out, problem.layout);
-    CheckShape("out", view, {q_view.shape[0], q_view.shape[1], q_view.shape[2], v_view.shape[3]});
-    args.o = view.tensor;
-  }
-  if (problem.map) {
-    args.map = static_cast<const uint8_t*>(problem.map->array().data);
-    args.map_batch_stride = problem.map_batch_stride;
-    args.map_head_stride = problem.map_head_stride;
-  }
-  if (outputs.lse) args.lse = ViewLse(*outputs.lse, q_view);
-  if (outputs.map) args.map_out = static_cast<uint8_t*>(outputs.map->data);
-  if (outputs.stats) {
-    outputs.stats->batch = problem.desc.batch;
-    outputs.stats->q_heads = problem.desc.q_heads;
-    outputs.stats->heads.resize(static_cast<size_t>(problem.desc.batch * problem.desc.q_heads));
-    args.stats = &outputs.stats->stats;
-    args.head_stats = outputs.stats->heads.data();
-  }
-  nb::gil_scoped_release release;
-  CallLibrary(verb, Engine::Get(), problem, args, outputs, effort);
-}
-
-std::optional<Array> OptionalOutput(const char* name, nb::handle object) {
-  if (object.is_none()) return std::nullopt;
-  return ImportOutput(name, object);
-}
-
 std::shared_ptr<CallStats> Attention(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
                                      bool with_stats, nb::dict options) {
   auto stats = with_stats ? std::make_shared<CallStats>() : nullptr;
-  Call(Verb::kRun, q, k, v, out, options, {OptionalOutput("lse", lse), {}, stats});
+  Call call(q, k, v, out, options, Asker::kCaller, {OptionalOutput("lse", lse), {}, stats});
+  Do(Verb::kRun, call);
   return stats;
 }
 
 // `map` is uint8 (batch, heads, q_blocks, k_blocks), made by the caller.
 std::shared_ptr<CallStats> Predict(nb::handle q, nb::handle k, nb::handle map, nb::dict options) {
   auto stats = std::make_shared<CallStats>();
-  Call(Verb::kPredict, q, k, nb::none(), nb::none(), options, {{}, ImportOutput("map", map), stats});
+  Call call(q, k, nb::none(), nb::none(), options, Asker::kCaller, {{}, ImportOutput("map", map), stats});
+  Do(Verb::kPredict, call);
   return stats;
 }
 
 void Reference(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::dict options) {
-  Call(Verb::kReference, q, k, v, out, options, {OptionalOutput("lse", lse), {}, nullptr});
+  Call call(q, k, v, out, options, Asker::kCaller, {OptionalOutput("lse", lse), {}, nullptr});
+  Do(Verb::kReference, call);
 }
 
 void Calibrate(nb::handle q, nb::handle k, nb::handle v, double effort, nb::dict options) {
-  Call(Verb::kCalibrate, q, k, v, nb::none(), options, {}, effort);
+  Call call(q, k, v, nb::none(), options, Asker::kCaller, {});
+  Do(Verb::kCalibrate, call, effort);
 }
 
 void TokenOrder(const std::string& order, const std::vector<int64_t>& grid, uint64_t seed,
@@ -178,20 +88,39 @@ void TokenOrder(const std::string& order, const std::vector<int64_t>& grid, uint
   RaiseValue("order='" + order + "' is none of hilbert, row-major, time-major, random");
 }
 
-// All as (batch, heads, tokens, dim).
-void Merge(nb::handle a, nb::handle a_lse, nb::handle b, nb::handle b_lse, nb::handle out, nb::handle out_lse) {
-  const Input inputs[] = {Input("a", a), Input("b", b)};
-  const Array arrays[] = {ImportInput("a_lse", a_lse), ImportInput("b_lse", b_lse), ImportOutput("out_lse", out_lse),
-                          ImportOutput("out", out)};
-  const TensorView views[] = {View(inputs[0].array(), Layout::kHeadsFirst),
-                              View(inputs[1].array(), Layout::kHeadsFirst), ViewOutput(arrays[3], Layout::kHeadsFirst)};
-  CheckShape("b", views[1], views[0].shape);
-  CheckShape("out", views[2], views[0].shape);
-  sparge_partial parts[3];
-  for (size_t i = 0; i < 3; ++i) parts[i] = {views[i].tensor, ViewLse(arrays[i], views[i])};
-  const auto& shape = views[0].shape;
+// A part of `merge` as the caller has it.
+struct Part {
+  std::string name, lse_name;
+  Input out, lse;
+};
+
+// `out`, `lse` and `parts`, a list of pairs of the same, as (batch, heads, tokens, dim) and (batch, heads, tokens).
+void Merge(nb::list pairs, nb::handle out_object, nb::handle lse_object, int64_t threads) {
+  const Array out_array = ImportOutput("out", out_object);
+  const Array lse_array = ImportOutput("lse", lse_object);
+  const TensorView out_view = ViewOutput(out_array, Layout::kHeadsFirst);
+  const std::array<int64_t, 4> shape = out_view.shape;
+  std::vector<Part> parts(pairs.size());  // never moved: arrays point to the names
+  std::vector<sparge_partial> partials;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Part& part = parts[i];
+    const nb::tuple pair = nb::cast<nb::tuple>(pairs[i]);
+    part.name = "parts[" + std::to_string(i) + "]";
+    part.lse_name = part.name + " lse";
+    part.out = Input(part.name.c_str(), pair[0]);
+    part.lse = Input(part.lse_name.c_str(), pair[1]);
+    const TensorView view = View(part.out.array(), Layout::kHeadsFirst);
+    CheckShape(part.name.c_str(), view, shape);
+    partials.push_back({view.tensor, ViewLse(part.lse.array(), view)});
+  }
+  const sparge_partial out{out_view.tensor, ViewLse(lse_array, out_view)};
+  const int32_t wanted = CheckedThreads(threads);
+  double work = static_cast<double>(parts.size());
+  for (const int64_t side : shape) work *= static_cast<double>(side);
   nb::gil_scoped_release release;
-  Check(sparge_merge(shape[0], shape[1], shape[2], shape[3], &parts[0], &parts[1], &parts[2]));
+  const auto context = Engine::Get().ContextFor(ThreadsFor(work, wanted));
+  Check(sparge_merge_parts(context->get(), shape[0], shape[1], shape[2], shape[3], partials.data(),
+                           static_cast<int64_t>(partials.size()), &out));
 }
 
 nb::list Isas() {
@@ -223,28 +152,6 @@ void InitCalibration(Calibration* self, int64_t heads, double target_l1, double 
 void InitFromBytes(Calibration* self, nb::bytes data) {
   const auto* begin = reinterpret_cast<const std::byte*>(data.c_str());
   new (self) Calibration(std::vector<std::byte>(begin, begin + data.size()));
-}
-
-nb::dict DescribeHead(const Calibration& calibration, int64_t head) {
-  static constexpr const char* kStates[] = {"unknown", "sparse", "dense"};
-  static constexpr const char* kPrecisions[] = {"fp32", "int16", "int8"};
-  const HeadEstimate e = calibration.Head(head);
-  nb::dict d;
-  d["state"] = kStates[e.state];
-  d["precision"] = kPrecisions[e.precision];
-  d["theta"] = e.params.theta;
-  d["tau"] = e.params.tau;
-  d["pv_skip"] = e.params.pv_skip;
-  d["samples"] = e.samples;
-  d["l1"] = e.l1;
-  d["l1_error"] = e.l1_error;
-  d["pv_l1"] = e.pv_l1;
-  d["pv_l1_error"] = e.pv_l1_error;
-  d["round_l1"] = e.round_l1;
-  d["round_l1_error"] = e.round_l1_error;
-  d["sparsity"] = e.sparsity;
-  d["work"] = e.work;
-  return d;
 }
 
 nb::bytes SaveCalibration(const Calibration& calibration) {
@@ -283,13 +190,22 @@ nb::dict StatsFields(const CallStats& s) {
   return d;
 }
 
-// What a layer adds up, call by call.
-nb::tuple StatsTotals(const CallStats& s) {
-  const sparge_head_stats& t = s.stats.total;
-  return nb::make_tuple(s.stats.total_ms, t.qk_eligible, t.qk_computed, t.pv_eligible, t.pv_computed);
+// The library's numbers, so that Python has none of its own.
+void ExportDefaults(nb::module_& m) {
+  const CalibrationDesc bounds;
+  m.attr("TARGET_L1") = bounds.target_l1;
+  m.attr("PV_ROOM") = SPARGE_PV_ROOM;
+  m.attr("ROUND_L1") = bounds.round_l1;
+  m.attr("BLOCK_Q") = SPARGE_BLOCK_Q;
+  m.attr("BLOCK_K") = SPARGE_BLOCK_K;
+  m.attr("MAX_HEAD_DIM") = SPARGE_MAX_HEAD_DIM;
+  m.attr("FEW_QUERIES") = SPARGE_FEW_QUERIES;
+  const LayerDesc layer;
+  m.attr("MIN_KEYS") = layer.min_keys;
+  m.attr("DENSE_TAIL") = layer.dense_tail;
 }
 
-// A failed call of the library as the Python exception that fits.
+// A failed call of the library, or a file that cannot be read, as the Python exception that fits.
 void Translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
@@ -298,6 +214,8 @@ void Translate(const std::exception_ptr& pointer, void*) {
     if (error.status() == SPARGE_INVALID_ARGUMENT) type = PyExc_ValueError;
     if (error.status() == SPARGE_OUT_OF_MEMORY) type = PyExc_MemoryError;
     PyErr_SetString(type, error.what());
+  } catch (const io::Error& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
   }
 }
 
@@ -306,16 +224,20 @@ void Translate(const std::exception_ptr& pointer, void*) {
 NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // an interpreter that goes down with models alive is no defect of ours
   nb::register_exception_translator(Translate);
+  ExportDefaults(m);
 
-  nb::class_<CallStats>(m, "CallStats").def("fields", &StatsFields).def("totals", &StatsTotals);
+  nb::class_<CallStats>(m, "CallStats").def("fields", &StatsFields);
   nb::class_<Calibration>(m, "Calibration")
       .def("__init__", &InitCalibration, nb::arg("heads"), nb::arg("target_l1"), nb::arg("pv_l1"), nb::arg("round_l1"),
            nb::arg("seed"))
       .def("__init__", &InitFromBytes, nb::arg("data"))
+      .def_prop_ro("heads", [](const Calibration& self) { return sparge_calibration_heads(self.get()); })
       .def("save", &SaveCalibration)
-      .def("head", &DescribeHead, nb::arg("head"))
+      .def(
+          "head", [](const Calibration& self, int64_t head) { return DescribeHead(self.Head(head)); }, nb::arg("head"))
       .def("set_bounds", &Calibration::SetBounds, nb::arg("head"), nb::arg("target_l1"), nb::arg("pv_l1"));
 
+  BindLayer(m);
   m.def("attention", &Attention, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse").none(),
         nb::arg("with_stats"), nb::arg("options"));
   m.def("predict", &Predict, nb::arg("q"), nb::arg("k"), nb::arg("map"), nb::arg("options"));
@@ -323,12 +245,11 @@ NB_MODULE(_core, m) {
         nb::arg("options"));
   m.def("calibrate", &Calibrate, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("effort"), nb::arg("options"));
   m.def("token_order", &TokenOrder, nb::arg("order"), nb::arg("grid"), nb::arg("seed"), nb::arg("out"));
-  m.def("merge", &Merge, nb::arg("a"), nb::arg("a_lse"), nb::arg("b"), nb::arg("b_lse"), nb::arg("out"),
-        nb::arg("out_lse"));
+  m.def("merge", &Merge, nb::arg("parts"), nb::arg("out"), nb::arg("lse"), nb::arg("threads"));
   m.def("isas", &Isas);
   m.def("version", &sparge_version);
   m.def(
-      "set_num_threads", [](int32_t threads) { Engine::Get().SetThreads(threads); }, nb::arg("threads"));
+      "set_num_threads", [](int64_t threads) { Engine::Get().SetThreads(threads); }, nb::arg("threads"));
   m.def("get_num_threads", [] { return Engine::Get().threads(); });
   m.def("grids_laid", [] { return Engine::Get().grids_laid(); });
   m.def("forget_threads", [] { Engine::Get().ForgetThreads(); });

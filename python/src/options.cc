@@ -8,6 +8,8 @@
 #include <span>
 #include <string_view>
 
+#include "python/src/engine.h"
+
 namespace sparge::python {
 namespace {
 
@@ -77,6 +79,14 @@ E OneOf(const char* name, nb::handle value, std::span<const Named<E>> choices) {
   RaiseValue(std::string(name) + "=" + Text(value) + " is none of " + all);
 }
 
+template <class E>
+const char* NameIn(E value, std::span<const Named<E>> choices) {
+  for (const Named<E>& choice : choices) {
+    if (choice.value == value) return choice.name.data();
+  }
+  return "";
+}
+
 constexpr Named<sparge_precision> kPrecisions[] = {
     {"fp32", SPARGE_PRECISION_FP32}, {"int16", SPARGE_PRECISION_INT16}, {"int8", SPARGE_PRECISION_INT8}};
 constexpr Named<sparge_select> kSelects[] = {{"auto", SPARGE_SELECT_AUTO},   {"all", SPARGE_SELECT_ALL},
@@ -135,74 +145,80 @@ void ReadTarget(const Reading& r) {
   r.given.exact = r.given.bounds.target_l1 == 0;
 }
 
+// Options say what is asked, or how exactly it is to be done.
+enum class Says { kWhat, kHow };
+
 struct Option {
   std::string_view name;
+  Says says;
   void (*read)(const Reading&);
 };
 
 constexpr Option kOptions[] = {
-    {"layout", [](const Reading&) {}},  // ReadLayout
-    {"causal", [](const Reading& r) { r.problem.desc.causal = Bool(r); }},
-    {"query_offset", [](const Reading& r) { r.problem.desc.query_offset = Int(r); }},
+    {"layout", Says::kWhat, [](const Reading&) {}},  // ReadLayout
+    {"causal", Says::kWhat, [](const Reading& r) { r.problem.desc.causal = Bool(r); }},
+    {"query_offset", Says::kWhat, [](const Reading& r) { r.problem.desc.query_offset = Int(r); }},
     // To the library 0 means none, or the default; who writes 0 here wants something else.
-    {"window", [](const Reading& r) { NotZero(r, r.problem.desc.window = Int(r)); }},
-    {"scale", [](const Reading& r) { NotZero(r, r.problem.desc.scale = Float(r)); }},
-    {"softcap", [](const Reading& r) { r.problem.desc.softcap = Float(r); }},
-    {"mask", [](const Reading& r) { r.problem.mask = Input("mask", r.value); }},
-    {"alibi_slopes", [](const Reading& r) { r.problem.alibi_slopes = Floats(r); }},
-    {"sink_logits", [](const Reading& r) { r.problem.sink_logits = Floats(r); }},
-    {"precision",
+    {"window", Says::kWhat, [](const Reading& r) { NotZero(r, r.problem.desc.window = Int(r)); }},
+    {"scale", Says::kWhat, [](const Reading& r) { NotZero(r, r.problem.desc.scale = Float(r)); }},
+    {"softcap", Says::kWhat, [](const Reading& r) { r.problem.desc.softcap = Float(r); }},
+    {"mask", Says::kWhat, [](const Reading& r) { r.problem.mask = Input("mask", r.value); }},
+    {"alibi_slopes", Says::kWhat, [](const Reading& r) { r.problem.alibi_slopes = Floats(r); }},
+    {"sink_logits", Says::kWhat, [](const Reading& r) { r.problem.sink_logits = Floats(r); }},
+    {"precision", Says::kHow,
      [](const Reading& r) {
        r.given.precision = OneOrMany<sparge_precision>(
            r, [](const Reading& item) { return OneOf<sparge_precision>("precision", item.value, kPrecisions); });
      }},
-    {"select", [](const Reading& r) { r.given.select = OneOf<sparge_select>("select", r.value, kSelects); }},
-    {"theta", [](const Reading& r) { r.given.theta = OneOrMany<double>(r, Float); }},
-    {"tau", [](const Reading& r) { r.given.tau = OneOrMany<double>(r, Float); }},
-    {"topk", [](const Reading& r) { r.given.topk = OneOrMany<double>(r, Float); }},
-    {"pv_skip", [](const Reading& r) { r.given.pv_skip = OneOrMany<double>(r, PvSkip); }},
-    {"predictor",
+    {"select", Says::kHow,
+     [](const Reading& r) { r.given.select = OneOf<sparge_select>("select", r.value, kSelects); }},
+    {"theta", Says::kHow, [](const Reading& r) { r.given.theta = OneOrMany<double>(r, Float); }},
+    {"tau", Says::kHow, [](const Reading& r) { r.given.tau = OneOrMany<double>(r, Float); }},
+    {"topk", Says::kHow, [](const Reading& r) { r.given.topk = OneOrMany<double>(r, Float); }},
+    {"pv_skip", Says::kHow, [](const Reading& r) { r.given.pv_skip = OneOrMany<double>(r, PvSkip); }},
+    {"predictor", Says::kHow,
      [](const Reading& r) { r.problem.desc.predictor = OneOf<sparge_predictor>("predictor", r.value, kPredictors); }},
-    {"keep_sink",
+    {"keep_sink", Says::kWhat,
      [](const Reading& r) {
        r.problem.desc.keep_sink = Bool(r);
        r.given.sink = true;
      }},
-    {"dense_tail", [](const Reading& r) { r.problem.desc.dense_tail = Int(r); }},
-    {"map", [](const Reading& r) { r.problem.map = Input("map", r.value); }},
-    {"calibration",
+    {"dense_tail", Says::kHow, [](const Reading& r) { r.problem.desc.dense_tail = Int(r); }},
+    {"map", Says::kHow, [](const Reading& r) { r.problem.map = Input("map", r.value); }},
+    {"calibration", Says::kHow,
      [](const Reading& r) { r.problem.calibration = Cast<std::shared_ptr<Calibration>>(r, "sparge.Calibration"); }},
-    {"target_l1", ReadTarget},
-    {"pv_l1",
+    {"target_l1", Says::kHow, ReadTarget},
+    {"pv_l1", Says::kHow,
      [](const Reading& r) {
        ReadBound(r, r.given.bounds.pv_l1);
        r.given.has_pv_l1 = r.given.other_bounds = true;
      }},
-    {"round_l1",
+    {"round_l1", Says::kHow,
      [](const Reading& r) {
        ReadBound(r, r.given.bounds.round_l1);
        r.given.other_bounds = true;
      }},
-    {"seed",
+    {"seed", Says::kHow,
      [](const Reading& r) {
        r.given.bounds.seed = static_cast<uint64_t>(IntBetween(r, 0, INT64_MAX));
        r.given.has_bounds = true;
      }},
-    {"grid", ReadGrid},
-    {"text_tokens", [](const Reading& r) { r.problem.desc.text_tokens = Int(r); }},
-    {"text_after", [](const Reading& r) { r.problem.desc.text_after = Bool(r); }},
-    {"q_offsets", [](const Reading& r) { r.problem.q_offsets = Sequence<int64_t>(r, Int); }},
-    {"kv_offsets", [](const Reading& r) { r.problem.kv_offsets = Sequence<int64_t>(r, Int); }},
-    {"threads", [](const Reading& r) { r.problem.threads = static_cast<int32_t>(IntBetween(r, 0, 4096)); }},
+    {"grid", Says::kWhat, ReadGrid},
+    {"text_tokens", Says::kWhat, [](const Reading& r) { r.problem.desc.text_tokens = Int(r); }},
+    {"text_after", Says::kWhat, [](const Reading& r) { r.problem.desc.text_after = Bool(r); }},
+    {"q_offsets", Says::kWhat, [](const Reading& r) { r.problem.q_offsets = Sequence<int64_t>(r, Int); }},
+    {"kv_offsets", Says::kWhat, [](const Reading& r) { r.problem.kv_offsets = Sequence<int64_t>(r, Int); }},
+    {"threads", Says::kWhat, [](const Reading& r) { r.problem.threads = CheckedThreads(Int(r)); }},
 };
 
-void ReadOption(nb::handle key, nb::handle value, Problem& problem, Given& given) {
+void ReadOption(nb::handle key, nb::handle value, Asker asker, Problem& problem, Given& given) {
   const std::string name = nb::cast<std::string>(key);
   const auto option = std::find_if(std::begin(kOptions), std::end(kOptions),
                                    [&](const Option& candidate) { return candidate.name == name; });
   if (option == std::end(kOptions)) RaiseType("unexpected keyword argument '" + name + "'");
   // None: as if it had not been given, except where it has a meaning of its own.
   if (value.is_none() && name != "pv_skip") return;
+  if (asker == Asker::kLayer && option->says == Says::kHow) RaiseValue(name + " is the layer's to choose");
   option->read({problem, given, option->name.data(), value});
 }
 
@@ -316,7 +332,7 @@ void SetSelection(Given& given, Problem& problem) {
   }
   if (is_auto && !problem.calibration) {
     given.bounds.q_heads = desc.q_heads;
-    if (!given.has_pv_l1) given.bounds.pv_l1 = 1.25 * given.bounds.target_l1;
+    if (!given.has_pv_l1) given.bounds.pv_l1 = SPARGE_PV_ROOM * given.bounds.target_l1;
     problem.calibration = std::make_shared<Calibration>(given.bounds);
     problem.own_calibration = true;
   }
@@ -410,12 +426,23 @@ Layout ReadLayout(nb::dict options) {
   return value.is_none() ? Layout::kHeadsFirst : OneOf<Layout>("layout", value, kLayouts);
 }
 
-void ReadProblem(const TensorView& q, const TensorView& k, const TensorView* v, nb::dict options, Problem& problem) {
+int32_t ReadPrecision(nb::handle name) {
+  if (name.is_none()) return SPARGE_PRECISION_AUTO;
+  return OneOf<sparge_precision>("precision", name, kPrecisions);
+}
+
+const char* NameOf(sparge_precision precision) { return NameIn<sparge_precision>(precision, kPrecisions); }
+const char* NameOf(sparge_select select) { return NameIn<sparge_select>(select, kSelects); }
+
+void ReadProblem(const TensorView& q, const TensorView& k, const TensorView* v, nb::dict options, Asker asker,
+                 Problem& problem) {
   Given given;
-  for (const auto& [key, value] : options) ReadOption(key, value, problem, given);
+  for (const auto& [key, value] : options) ReadOption(key, value, asker, problem, given);
   SetShapes(q, k, v, problem.desc);
-  SetSelection(given, problem);
-  SetParameters(given, problem);
+  if (asker == Asker::kCaller) {
+    SetSelection(given, problem);
+    SetParameters(given, problem);
+  }
   SetLists(problem);
   SetMask(problem);
   SetMap(problem);

@@ -29,9 +29,18 @@ struct Problem {
   std::vector<sparge_precision> head_precision;
 };
 
+// Who says how exactly: the options of the call, or a layer, which is then told only what is asked.
+enum class Asker { kCaller, kLayer };
+
 // `q`, `k`, `v` give the shapes (`v` may be absent: prediction). Raises what is wrong with any of them.
 // Not movable once read: the descriptor points into it.
-void ReadProblem(const TensorView& q, const TensorView& k, const TensorView* v, nb::dict options, Problem& problem);
+void ReadProblem(const TensorView& q, const TensorView& k, const TensorView* v, nb::dict options, Asker asker,
+                 Problem& problem);
+
+// A sparge_precision, or SPARGE_PRECISION_AUTO for None.
+int32_t ReadPrecision(nb::handle name);
+const char* NameOf(sparge_precision precision);
+const char* NameOf(sparge_select select);
 
 // The layout alone, which is needed to read the shapes.
 Layout ReadLayout(nb::dict options);

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any, Callable
 
+from .. import _core
 from . import _denoise, _needle, _perplexity, _prefill
 from ._common import Failed, write_json
 
@@ -25,7 +26,8 @@ def _parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=summary, description=summary)
         add_arguments(verb)
         verb.add_argument("--threads", type=int, default=0, help="default: as many as PyTorch takes")
-        verb.add_argument("--target-l1", type=float, default=0.015, help="error per head that skipping may cause; default 0.015")
+        bound = _core.TARGET_L1
+        verb.add_argument("--target-l1", type=float, default=bound, help=f"error per head that skipping may cause; default {bound:g}")
         verb.add_argument("--precision", choices=("int8", "int16", "fp32"), help="default int8")
         verb.add_argument("--preset", help="of `sparge tune`, instead of calibrations")
         verb.add_argument("--json", metavar="FILE", help="the figures, to a file or, with -, to stdout")

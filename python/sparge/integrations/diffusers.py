@@ -25,6 +25,7 @@ from typing import Any, Callable, Mapping
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .. import _core
 from .. import torch as _torch
 from .._layers import Layer, Settings, summary
 from ._grids import Grid, GridFunction, hilbert_index, known_model
@@ -411,7 +412,7 @@ def _redirect_processors(transformer: torch.nn.Module, undo: contextlib.ExitStac
 def enable(
     transformer: torch.nn.Module,
     *,
-    target_l1: float = 0.015,
+    target_l1: float = _core.TARGET_L1,
     cross_attention: bool = False,
     dense_steps: int = 0,
     hilbert: bool = True,

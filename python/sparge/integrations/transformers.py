@@ -200,6 +200,8 @@ def _obstacle(query: torch.Tensor, dropout: float, position_bias: Any, cache: An
         return "a paged cache"
     if query.requires_grad and torch.is_grad_enabled():
         return "gradients"
+    if type(query).__name__ == "DTensor":
+        return "DTensor"
     return f"device {query.device}" if query.device.type not in ("cpu", "meta") else None
 
 

@@ -1,0 +1,89 @@
+#include "python/src/call.h"
+
+#include <string>
+#include <utility>
+
+namespace sparge::python {
+namespace {
+
+// Beneath this many multiply-adds waking other threads takes longer than they save (results do not depend on threads).
+constexpr double kAlone = 1.5e6;
+
+}  // namespace
+
+std::optional<Array> OptionalOutput(const char* name, nb::handle object) {
+  if (object.is_none()) return std::nullopt;
+  return ImportOutput(name, object);
+}
+
+int32_t ThreadsFor(double work, int32_t wanted) { return work <= kAlone ? 1 : wanted; }
+
+int32_t Call::threads() const {
+  const PlanDesc& d = problem_.desc;
+  const double work = static_cast<double>(d.batch) * static_cast<double>(d.q_heads) * static_cast<double>(d.q_tokens) *
+                      static_cast<double>(d.kv_tokens) * static_cast<double>(d.qk_dim + d.v_dim);
+  return ThreadsFor(work, problem_.threads);
+}
+
+void CheckShape(const char* name, const TensorView& view, const std::array<int64_t, 4>& wanted) {
+  if (view.shape != wanted) {
+    RaiseValue(std::string(name) + ": as (batch, heads, tokens, dim) it is " + ShapeText(view.shape.data(), 4) +
+               ", not " + ShapeText(wanted.data(), 4));
+  }
+}
+
+sparge_lse ViewLse(const Array& array, const TensorView& q) {
+  const size_t dims = array.dims();
+  const std::array<int64_t, 3> wanted{q.shape[0], q.shape[1], q.shape[2]};
+  bool fits = array.dtype == nb::dtype<float>() && dims >= 1 && dims <= 3;
+  std::array<int64_t, 3> strides{};
+  for (size_t i = 0; fits && i < 3; ++i) {
+    const bool there = i + dims >= 3;
+    const int64_t side = there ? array.shape[i + dims - 3] : 1;
+    fits = side == wanted[i];
+    strides[i] = side > 1 && !Empty(array) ? array.strides[i + dims - 3] : 0;
+  }
+  if (!fits || strides[2] > 1) {
+    RaiseValue(std::string(array.name) + ": is no float32 array " + ShapeText(wanted.data(), 3) +
+               " with a contiguous last dimension");
+  }
+  return {static_cast<float*>(array.data), strides[0], strides[1]};
+}
+
+Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict options, Asker asker, Outputs outputs)
+    : q_("q", q), k_("k", k), outputs_(std::move(outputs)) {
+  problem_.layout = ReadLayout(options);
+  const TensorView q_view = View(q_.array(), problem_.layout);
+  const TensorView k_view = View(k_.array(), problem_.layout);
+  TensorView v_view;
+  if (!v.is_none()) {
+    v_ = Input("v", v);
+    v_view = View(v_.array(), problem_.layout);
+  }
+  ReadProblem(q_view, k_view, v.is_none() ? nullptr : &v_view, options, asker, problem_);
+
+  args_.q = q_view.tensor;
+  args_.k = k_view.tensor;
+  args_.v = v_view.tensor;
+  args_.mask = problem_.mask_view;
+  if (!out.is_none()) {
+    out_ = ImportOutput("out", out);
+    const TensorView view = ViewOutput(out_, problem_.layout);
+    CheckShape("out", view, {q_view.shape[0], q_view.shape[1], q_view.shape[2], v_view.shape[3]});
+    args_.o = view.tensor;
+  }
+  if (problem_.map) {
+    args_.map = static_cast<const uint8_t*>(problem_.map->array().data);
+    args_.map_batch_stride = problem_.map_batch_stride;
+    args_.map_head_stride = problem_.map_head_stride;
+  }
+  if (outputs_.lse) args_.lse = ViewLse(*outputs_.lse, q_view);
+  if (outputs_.map) args_.map_out = static_cast<uint8_t*>(outputs_.map->data);
+  if (outputs_.stats) {
+    outputs_.stats->heads.resize(static_cast<size_t>(problem_.desc.batch * problem_.desc.q_heads));
+    args_.stats = &outputs_.stats->stats;
+    args_.head_stats = outputs_.stats->heads.data();
+  }
+}
+
+}  // namespace sparge::python

@@ -1,0 +1,60 @@
+// The arguments of one call from Python, as the library takes them.
+#ifndef SPARGE_PYTHON_SRC_CALL_H_
+#define SPARGE_PYTHON_SRC_CALL_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "python/src/arrays.h"
+#include "python/src/options.h"
+
+namespace sparge::python {
+
+struct CallStats {
+  Stats stats;
+  std::vector<sparge_head_stats> heads;  // batch x q_heads
+};
+
+// What a call may write besides the result.
+struct Outputs {
+  std::optional<Array> lse, map;
+  std::shared_ptr<CallStats> stats;
+};
+
+// Nothing for None.
+std::optional<Array> OptionalOutput(const char* name, nb::handle object);
+
+// Arrays and options, read and checked. Points into itself and into the caller's arrays.
+class Call {
+ public:
+  // `v` and `out` may be None. Raises what is wrong.
+  Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict options, Asker asker, Outputs outputs);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  const Problem& problem() const { return problem_; }
+  const Outputs& outputs() const { return outputs_; }
+  RunArgs& args() { return args_; }
+  // 1 where others would not be awake in time to help; else what was asked for, 0 = the default.
+  int32_t threads() const;
+
+ private:
+  Problem problem_;
+  Input q_, k_, v_;
+  Array out_;
+  Outputs outputs_;
+  RunArgs args_;
+};
+
+// The same for work that is not a call of attention, in multiply-adds.
+int32_t ThreadsFor(double work, int32_t wanted);
+
+void CheckShape(const char* name, const TensorView& view, const std::array<int64_t, 4>& wanted);
+// Log-sum-exps that go with the queries `q`.
+sparge_lse ViewLse(const Array& array, const TensorView& q);
+
+}  // namespace sparge::python
+#endif  // SPARGE_PYTHON_SRC_CALL_H_

@@ -1,0 +1,73 @@
+"""Numbers of the library: Python takes them from the extension, and what its texts quote is what they are."""
+
+import inspect
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import sparge
+from sparge import _core
+
+PACKAGE = Path(sparge.__file__).parent
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+BOUNDS = {"target_l1": _core.TARGET_L1, "pv_l1": _core.PV_ROOM * _core.TARGET_L1, "round_l1": _core.ROUND_L1}
+
+
+def test_defaults_of_signatures():
+    parameters = inspect.signature(sparge.Calibration).parameters
+    assert (parameters["target_l1"].default, parameters["round_l1"].default) == (BOUNDS["target_l1"], BOUNDS["round_l1"])
+    from sparge._layers import Settings
+
+    settings = Settings()
+    assert (settings.target_l1, settings.round_l1) == (BOUNDS["target_l1"], BOUNDS["round_l1"])
+    # What is not said is as if it had been said, to the last bit.
+    assert sparge.Calibration(2).save() == sparge.Calibration(2, **BOUNDS).save()
+    assert sparge.Calibration(2).save() != sparge.Calibration(2, **{**BOUNDS, "pv_l1": 0.5}).save()
+
+
+def doc(function):
+    return inspect.getdoc(function) or ""
+
+
+# A text, what in it quotes numbers, and these numbers. All places where it matches count; there must be one.
+QUOTED = {
+    "attention, target_l1": (lambda: doc(sparge.attention), r"target_l1 .*default ([\d.]+)\)", [_core.TARGET_L1]),
+    "attention, pv_l1": (lambda: doc(sparge.attention), r"pv_l1 .*default ([\d.]+) target_l1", [_core.PV_ROOM]),
+    "attention, round_l1": (lambda: doc(sparge.attention), r"round_l1 .*default ([\d.]+)\)", [_core.ROUND_L1]),
+    "Calibration": (lambda: doc(sparge.Calibration.__init__), r"default ([\d.]+) target_l1", [_core.PV_ROOM]),
+    "Stats": (lambda: doc(sparge.Stats), r"(\d+) queries x (\d+) keys", [_core.BLOCK_Q, _core.BLOCK_K]),
+    "predict": (lambda: doc(sparge.predict), r"Nq/(\d+)\).*Nk/(\d+)\)", [_core.BLOCK_Q, _core.BLOCK_K]),
+    "python.md, target_l1": (lambda: text("python.md"), r"within ([\d.]+) per head", [_core.TARGET_L1]),
+    "python.md, few queries": (lambda: text("python.md"), r"up to (\d+) queries \(decoding\)", [_core.FEW_QUERIES]),
+    "diffusers.md": (lambda: text("diffusers.md"), r"`target_l1` \| ([\d.]+) ", [_core.TARGET_L1]),
+}
+
+
+def text(name):
+    if not (DOCS / name).exists():
+        pytest.skip("needs the documents beside the tests")
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("place", QUOTED)
+def test_what_texts_quote(place):
+    read, pattern, expected = QUOTED[place]
+    found = re.findall(pattern, read())
+    assert found
+    for numbers in found:
+        numbers = [numbers] if isinstance(numbers, str) else numbers
+        assert [float(number) for number in numbers] == expected
+
+
+def test_numbers_of_the_library_stand_nowhere_else():
+    """In the code of the package; what its comments and texts say is for people, and above."""
+    own = {"0.015", "0.01875", "1.25", "576", "128", "64"}
+    # The head size of a model; dense_tail, until the package has the library's layers.
+    allowed = {("_denoise.py", "64"), ("_layers.py", "128")}
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        with tokenize.open(path) as file:
+            found |= {(path.name, t.string) for t in tokenize.generate_tokens(file.readline) if t.type == tokenize.NUMBER and t.string in own}
+    assert found == allowed

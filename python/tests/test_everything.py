@@ -1,0 +1,298 @@
+"""Every public function, class, method and property of the package is called, in whatever way the extension was linked.
+
+Names are found by looking at the package: one that is new fails `test_nothing_is_left_out` until an exercise below has it.
+What the exercises compute is checked elsewhere in more depth; here everything must return, and do something.
+"""
+
+import copy
+import faulthandler
+import importlib
+import importlib.util
+import inspect
+import pickle
+import pkgutil
+import sys
+import webbrowser
+
+import numpy as np
+import pytest
+
+import sparge
+from oracle import qkv, read_head
+
+PUBLIC = ["sparge", "sparge.torch", "sparge.integrations.transformers", "sparge.integrations.diffusers"]
+# Libraries that modules need, beside NumPy; in sparge.eval the command line is the interface (test_eval.py).
+NEEDED = {"sparge.torch": "torch", "sparge.integrations": "torch", "sparge.integrations.transformers": "transformers",
+          "sparge.integrations.diffusers": "diffusers"}  # fmt: skip
+SECONDS = 300  # a call that does not return ends the tests, with a stack; all of it takes a few seconds
+
+
+def has(library):
+    return importlib.util.find_spec(library) is not None
+
+
+def modules():
+    """All that can be imported here."""
+    names = ["sparge", *(m.name for m in pkgutil.walk_packages(sparge.__path__, "sparge."))]
+    for name in names:
+        needed = [library for module, library in NEEDED.items() if name == module or name.startswith(module + ".")]
+        if not name.startswith("sparge.eval") and all(map(has, needed)):
+            yield importlib.import_module(name)
+
+
+def public_name(thing):
+    parts = f"{thing.__module__}.{thing.__qualname__}".split(".")
+    return ".".join(part for part in parts if not part.startswith("_"))
+
+
+def is_ours(thing):
+    return (getattr(thing, "__module__", None) or "").split(".")[0] == "sparge"
+
+
+def members(cls):
+    """Methods and properties, also those of bases that are ours."""
+    for base in cls.__mro__:
+        for name, member in vars(base).items() if is_ours(base) else ():
+            if not name.startswith("_") and (callable(member) or hasattr(member, "__get__")):
+                yield f"{public_name(cls)}.{name}", member
+
+
+def everything():
+    """Functions of the public modules, and what they offer of others; classes of all modules, because users are given their objects; their members."""
+    found = {}
+    for module in modules():
+        for name in {*vars(module), *getattr(module, "__all__", ())}:
+            thing = getattr(module, name)
+            if name.startswith("_") or not is_ours(thing):
+                continue
+            if inspect.isclass(thing):
+                found[public_name(thing)] = thing
+                found.update(members(thing))
+            elif module.__name__ in PUBLIC and (name in module.__all__ or thing.__module__ == module.__name__):
+                found[public_name(thing)] = thing
+    return found
+
+
+def code_of(thing):
+    """What runs when it is called, if that is Python."""
+    if inspect.isclass(thing):
+        thing = thing.__dict__.get("__init__") or thing.__dict__.get("__new__")
+    if isinstance(thing, (staticmethod, classmethod)):
+        thing = thing.__func__
+    if isinstance(thing, property):
+        thing = thing.fget
+    return getattr(inspect.unwrap(thing), "__code__", None) if callable(thing) else None
+
+
+EXERCISES = []
+
+
+def calls(names, needs=()):
+    """Marks a function that calls all of these, of libraries that may be missing."""
+
+    def mark(function):
+        EXERCISES.append((function, names.split(), [n for n in (needs.split() if needs else ())]))
+        return function
+
+    return mark
+
+
+# ------------------------------------------------------------------ NumPy
+
+Q, K, V = qkv((2, 300, 32), (2, 300, 32))
+
+
+@calls("""sparge.attention sparge.predict sparge.reference sparge.merge sparge.token_order sparge.isas sparge.Options
+          sparge.Stats sparge.Stats.head_sparsity sparge.set_num_threads sparge.get_num_threads""")
+def arrays(tmp_path, monkeypatch):
+    options: sparge.Options = sparge.Options(causal=True)
+    out, lse, stats = sparge.attention(Q, K, V, tau=0.9, return_lse=True, return_stats=True, **options)
+    assert isinstance(stats, sparge.Stats) and len(stats.head_sparsity) == 2
+    assert sparge.predict(Q, K, tau=0.9, **options)[0].sum() == stats.qk_tiles["computed"]
+    assert np.abs(sparge.reference(Q, K, V, **options) - out).mean() < 0.1
+    assert np.array_equal(sparge.merge((out, lse))[1], lse)
+    assert sorted(sparge.token_order((1, 2, 3))) == list(range(6))
+    assert stats.isa in [isa["name"] for isa in sparge.isas()]
+    sparge.set_num_threads(2)
+    assert sparge.get_num_threads() == 2
+    sparge.set_num_threads(0)
+
+
+@calls("""sparge.Calibration sparge.Calibration.heads sparge.Calibration.head sparge.Calibration.save sparge.Calibration.load
+          sparge.Calibration.set_bounds sparge.HeadEstimate sparge.calibrate""")
+def calibrations(tmp_path, monkeypatch):
+    q, k, v, causal = read_head("smollm2-local")
+    calibration = sparge.Calibration(len(q), target_l1=0.1)
+    for _ in range(3):
+        sparge.calibrate(q, k, v, calibration, causal=causal, effort=1.0)
+    before, bytes_before = calibration.head(0), calibration.save()
+    assert isinstance(before, sparge.HeadEstimate) and before.state == "sparse"
+    assert calibration.heads == sparge.Calibration.load(bytes_before).heads == len(q)
+    # Other bounds for the first head: what was measured stays, what is chosen does not.
+    others = calibration.head(1)
+    calibration.set_bounds(0, 1e-4, 2e-4)
+    after = calibration.head(0)
+    assert after.l1 <= 1e-4 < before.l1 and after.sparsity < before.sparsity and after.samples == before.samples
+    assert calibration.save() != bytes_before and calibration.head(1) == others
+    calibration.set_bounds(0, 0.1, sparge._core.PV_ROOM * 0.1)
+    assert calibration.head(0) == before
+    with pytest.raises(ValueError, match="pv_l1"):
+        calibration.set_bounds(0, 0.2, 0.1)
+
+
+@calls("sparge.CallStats sparge.CallStats.fields sparge.CallStats.totals")
+def counts(tmp_path, monkeypatch):
+    stats = sparge._core.attention(Q, K, V, np.empty_like(Q), None, True, {})
+    assert isinstance(stats, sparge._core.CallStats)
+    assert stats.totals()[1] == stats.fields()["qk_tiles"]["eligible"] == 2 * 3 * 5
+
+
+# ------------------------------------------------------------------ models
+
+
+def small_model():
+    import torch
+    import torch.nn.functional as F
+
+    class Attends(torch.nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    return torch.nn.Sequential(Attends(), Attends()), torch.from_numpy(Q)[None]
+
+
+@calls("""sparge.torch.attend sparge.torch.scaled_dot_product_attention sparge.torch.sparse sparge.torch.patch
+          sparge.torch.unpatch sparge.torch.current_layer sparge.torch.tracked sparge.summary
+          sparge.Settings sparge.Totals sparge.Totals.sparsity sparge.Totals.add
+          sparge.Layer sparge.Layer.calibration sparge.Layer.calibrations sparge.Layer.options sparge.Layer.record""", "torch")
+def layers(tmp_path, monkeypatch):
+    import sparge.torch as st
+
+    model, x = small_model()
+    layer = st.Layer("x", st.Settings(target_l1=0.1))
+    want = sparge.attention(x, x, x, target_l1=0)
+    for out in (st.attend(x, x, x, layer=layer), st.scaled_dot_product_attention(x, x, x, layer=layer)):
+        assert (out - want).abs().mean() < 0.1
+    assert layer.totals.calls == 2 and layer.totals.sparsity >= 0 and layer.calibrations[0].heads == 2
+    with st.sparse(model) as named:
+        model(x)
+    total = copy.copy(named["0"].totals)
+    total.add(named["1"].totals)
+    assert total.calls == 2 and "all" in st.summary(named.values())
+    st.patch(target_l1=0.2)
+    assert st.current_layer().settings.target_l1 == 0.2
+    st.unpatch()
+    with st.tracked(model, st.Settings()) as named:
+        assert sorted(named) == ["", "0", "1"]
+
+
+@calls("""sparge.capture sparge.Capture sparge.Capture.samples sparge.Capture.full sparge.CaptureWarning
+          sparge.tune sparge.Preset sparge.Preset.read sparge.Preset.layer sparge.PresetLayer sparge.PresetLayer.check
+          sparge.PresetError sparge.CommandError sparge.Bar sparge.Bar.at sparge.Bar.finish sparge.Bar.restart
+          sparge.report sparge.Report sparge.Report.html sparge.Report.save sparge.Report.open
+          sparge.Call sparge.Part sparge.Inexpressible""", "torch")
+def recordings(tmp_path, monkeypatch):
+    model, x = small_model()
+    import torch
+
+    monkeypatch.setattr(webbrowser, "open", lambda address: address.startswith("file:"))
+    with torch.inference_mode(), sparge.capture(model, tmp_path / "captures", max_samples=1) as captured:
+        model(x)
+    assert captured.samples == 1 and captured.full
+    with pytest.warns(sparge.CaptureWarning), sparge.capture(model, tmp_path / "nothing"):
+        pass
+    preset = sparge.tune(None, None, captures=captured.folder, out=tmp_path / "preset.json", progress=False)
+    layer = sparge.Preset.read(tmp_path / "preset.json").layer("0")
+    assert preset.layers["0"] == layer
+    layer.check(2, 2, 32, 32, True)
+    with pytest.raises(sparge._presets.PresetError, match="q_heads"):
+        layer.check(3, 3, 32, 32, True)
+    with sparge._command.Bar("recording", 3) as bar:
+        bar.at(1)
+        bar.restart("tuning")
+        bar.finish()
+    page = sparge.report(captured, preset, progress=False)
+    assert page.html == page.save(tmp_path / "page.html").read_text(encoding="utf-8") and page.open()
+    with pytest.raises(sparge.CommandError):
+        sparge.report(tmp_path / "missing", progress=False)
+    sequence = sparge._plain.Call(None, True, -5, 0, 0.0, None, None)
+    with pytest.raises(sparge._plain.Inexpressible):
+        sparge._plain.plain(sequence, 0, 4, 4)
+
+
+@calls("""sparge.integrations.transformers.register sparge.integrations.transformers.configure
+          sparge.integrations.transformers.layers sparge.integrations.transformers.summary
+          sparge.integrations.transformers.is_model sparge.integrations.transformers.Mask
+          sparge.integrations.transformers.Mask.written_out""", "transformers")
+def models_of_transformers(tmp_path, monkeypatch):
+    import torch
+    import transformers
+
+    import sparge.integrations.transformers as st
+
+    st.register(target_l1=0)
+    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, attn_implementation="sparge")).eval()
+    assert st.is_model(model) and not st.is_model(model.lm_head)
+    made = st.configure(model, target_l1=0.05)
+    with torch.inference_mode():
+        model(torch.ones(1, 80, dtype=torch.long))
+    assert st.layers(model) == made and next(iter(made)) in st.summary(model)
+    assert st.Mask((1, 1, 3, 3), True, 0, 0, None).written_out().sum() == 6
+
+
+@calls("""sparge.integrations.diffusers.enable sparge.integrations.diffusers.enabled sparge.integrations.diffusers.register
+          sparge.integrations.diffusers.Enabled sparge.integrations.diffusers.Enabled.layers
+          sparge.integrations.diffusers.Enabled.summary sparge.integrations.diffusers.Enabled.restart
+          sparge.integrations.diffusers.Enabled.disable
+          sparge.integrations.Grid sparge.integrations.Grid.cells sparge.integrations.Grid.text_tokens
+          sparge.integrations.Model""", "diffusers")
+def models_of_diffusers(tmp_path, monkeypatch):
+    import sparge.integrations.diffusers as sd
+    from sparge.integrations._grids import Model
+    from tiny_diffusers import made, run, wan
+
+    assert sd.Grid((2, 3, 4)).cells == 24 and sd.Grid((2, 3, 4), (5,)).text_tokens(29) == 5
+    assert Model(lambda config, arguments: None).ascending is False
+    assert sd.register().totals.calls == 0
+    model, inputs = made(wan)
+    on = sd.enable(model)
+    run(model, inputs)
+    assert sd.enabled(model) is on and on.step == 1 and next(iter(on.layers)) in on.summary()
+    on.restart()
+    run(model, inputs)
+    assert on.step == 1
+    on.disable()
+    assert sd.enabled(model) is None
+
+
+# ------------------------------------------------------------------ the test
+
+
+@pytest.mark.parametrize("exercise, names, needs", EXERCISES, ids=[e[0].__name__ for e in EXERCISES])
+def test_calls(exercise, names, needs, tmp_path, monkeypatch):
+    for library in needs:
+        pytest.importorskip(library)
+    found, called = everything(), set()
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    sys.setprofile(lambda frame, event, _: called.add(frame.f_code) if event == "call" else None)
+    try:
+        exercise(tmp_path, monkeypatch)
+    finally:
+        sys.setprofile(None)
+        faulthandler.cancel_dump_traceback_later()
+    assert [name for name in names if code_of(found[name]) not in {None, *called}] == []
+
+
+def test_nothing_is_left_out():
+    covered = [name for _, names, needs in EXERCISES for name in names if all(map(has, needs))]
+    assert len(covered) == len(set(covered))
+    assert set(covered) ^ set(everything()) == set()
+    assert len(covered) > 20
+
+
+def test_calibrations_in_pickles_of_before():
+    """They came with their number of heads."""
+    calibration = sparge.Calibration(3)
+    load, arguments = sparge.Calibration.load, (calibration.save(), 3)
+    assert load(*arguments).save() == pickle.loads(pickle.dumps(calibration)).save() == calibration.save()
