@@ -75,7 +75,7 @@ std::string Text(const Info& info) {
 }  // namespace
 
 Command AddInfo(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("info", "what this build has and what this machine can run");
+  CLI::App* app = AddVerb(program, "info", "what this build has and what this machine can run");
   const auto options = std::make_shared<InfoOptions>();
   RegisterThreads(*app, options->threads);
   RegisterJson(*app, options->json);

@@ -1,6 +1,7 @@
 // grid.cc - parses and checks the grid of image and video tokens.
 #include "cli/grid.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <limits>
 

@@ -3,7 +3,6 @@
 #ifndef SPARGE_CLI_GRID_H_
 #define SPARGE_CLI_GRID_H_
 
-#include <CLI/CLI.hpp>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -12,6 +11,10 @@
 #include <vector>
 
 #include "io/safetensors.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace sparge::cli {
 
