@@ -1,6 +1,7 @@
 // bench_options.cc - registers the flags of `sparge bench` and expands their lists into cases.
 #include "cli/bench_options.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -2,13 +2,16 @@
 #ifndef SPARGE_CLI_BENCH_OPTIONS_H_
 #define SPARGE_CLI_BENCH_OPTIONS_H_
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/bench_case.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace sparge::cli {
 

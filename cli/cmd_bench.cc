@@ -176,8 +176,7 @@ constexpr char kFooter[] =
 }  // namespace
 
 Command AddBench(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("bench", "speed of checked results on made-up tensors");
-  app->footer(kFooter);
+  CLI::App* app = AddVerb(program, "bench", "speed of checked results on made-up tensors", kFooter);
   const auto options = std::make_shared<BenchOptions>();
   RegisterBenchOptions(*app, *options);
   return {app, [options] { return Bench(*options); }};

@@ -127,7 +127,7 @@ int Check(const Options& options) {
 }  // namespace
 
 Command AddCheck(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("check", "compare with a double-precision reference; is slow");
+  CLI::App* app = AddVerb(program, "check", "compare with a double-precision reference; is slow");
   const auto options = std::make_shared<Options>();
   RegisterOptions(*app, Verb::kCheck, *options);
   return {app, [options] { return Check(*options); }};

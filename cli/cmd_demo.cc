@@ -1,4 +1,5 @@
 // cmd_demo.cc - `sparge demo`: dense fp32, dense int8 and sparse int8 on captured attention heads, in one table.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <filesystem>

@@ -7,7 +7,6 @@
 #include "cli/options.h"
 #include "cli/outputs.h"
 #include "cli/report.h"
-#include "cli/tune_layer.h"
 #include "io/preset.h"
 
 namespace sparge::cli {
@@ -41,19 +40,21 @@ Info Collect(int32_t threads) {
 Json Defaults() {
   const CalibrationDesc bounds;
   const PlanDesc plan;
-  const TuneBounds tune;
-  return {{"select", SelectionOf(Options()).name},
-          {"target_l1", bounds.target_l1},
-          {"pv_l1", bounds.pv_l1},
-          {"round_l1", bounds.round_l1},
-          {"pv_room", SPARGE_PV_ROOM},
-          {"few_queries", SPARGE_FEW_QUERIES},
-          {"precision", io::PrecisionName(plan.precision)},
-          {"tau", plan.params.tau},
-          {"topk", plan.params.topk},
-          {"theta", plan.params.theta},
-          {"pv_skip", plan.params.pv_skip},
-          {"tune", {{"l1", tune.l1}, {"l2", tune.l2}, {"round_l1", tune.round_l1}}}};
+  const TunerDesc tune;
+  return {
+      {"select", SelectionOf(Options()).name},
+      {"target_l1", bounds.target_l1},
+      {"pv_l1", bounds.pv_l1},
+      {"round_l1", bounds.round_l1},
+      {"pv_room", SPARGE_PV_ROOM},
+      {"few_queries", SPARGE_FEW_QUERIES},
+      {"precision", io::PrecisionName(plan.precision)},
+      {"tau", plan.params.tau},
+      {"topk", plan.params.topk},
+      {"theta", plan.params.theta},
+      {"pv_skip", plan.params.pv_skip},
+      {"tune",
+       {{"target_l1", tune.target_l1}, {"pv_l1", SPARGE_TUNE_PV_ROOM * tune.target_l1}, {"round_l1", tune.round_l1}}}};
 }
 
 std::string JsonText(const Info& info) {
@@ -100,7 +101,7 @@ std::string Text(const Info& info) {
 }  // namespace
 
 Command AddInfo(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("info", "what this build has and what this machine can run");
+  CLI::App* app = AddVerb(program, "info", "what this build has and what this machine can run");
   const auto options = std::make_shared<InfoOptions>();
   RegisterThreads(*app, options->threads);
   RegisterJson(*app, options->json);

@@ -86,7 +86,7 @@ int Map(const Options& options) {
 }  // namespace
 
 Command AddMap(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("map", "predict the block map, without computing attention");
+  CLI::App* app = AddVerb(program, "map", "predict the block map, without computing attention");
   const auto options = std::make_shared<Options>();
   RegisterOptions(*app, Verb::kMap, *options);
   return {app, [options] { return Map(*options); }};

@@ -180,7 +180,7 @@ int Report(const ReportOptions& options) {
 }  // namespace
 
 Command AddReport(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("report", "attention maps, tiles and errors as one HTML page; is slow");
+  CLI::App* app = AddVerb(program, "report", "attention maps, tiles and errors as one HTML page; is slow");
   const auto options = std::make_shared<ReportOptions>();
   RegisterOptions(*app, Verb::kReport, options->common);
   const auto add_output = [app](const std::string& flag, const char* kind, const char* help, std::string& target) {

@@ -80,7 +80,7 @@ int Run(const Options& options) {
 }  // namespace
 
 Command AddRun(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("run", "compute attention of tensors in files");
+  CLI::App* app = AddVerb(program, "run", "compute attention of tensors in files");
   const auto options = std::make_shared<Options>();
   RegisterOptions(*app, Verb::kRun, *options);
   return {app, [options] { return Run(*options); }};

@@ -1,4 +1,5 @@
 // cmd_tune.cc - `sparge tune`: from captures and error bounds to a preset; can be stopped at any time and continued.
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <csignal>
 #include <cstdio>

@@ -2,8 +2,11 @@
 #ifndef SPARGE_CLI_COMMANDS_H_
 #define SPARGE_CLI_COMMANDS_H_
 
-#include <CLI/CLI.hpp>
 #include <functional>
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace sparge::cli {
 

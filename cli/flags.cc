@@ -1,6 +1,7 @@
 // flags.cc - parses the texts of flags.
 #include "cli/flags.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -10,6 +11,10 @@
 namespace sparge::cli {
 
 using io::Quoted;
+
+CLI::App* AddVerb(CLI::App& program, const std::string& name, const std::string& help, const std::string& footer) {
+  return program.add_subcommand(name, help)->footer(footer);
+}
 
 void AddText(CLI::App& app, const std::string& flag, const std::string& kind, const std::string& help,
              const std::string& group, const std::function<void(const std::string&)>& take) {

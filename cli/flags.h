@@ -3,12 +3,16 @@
 #ifndef SPARGE_CLI_FLAGS_H_
 #define SPARGE_CLI_FLAGS_H_
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+// Declared only: whoever includes CLI11 compiles its validators, 5 s per file.
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace sparge::cli {
 
@@ -17,6 +21,9 @@ class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+// A verb of the program.
+CLI::App* AddVerb(CLI::App& program, const std::string& name, const std::string& help, const std::string& footer = "");
 
 // A call with the flag's text. Texts are parsed here and not by CLI11, which takes "" for "not given".
 void AddText(CLI::App& app, const std::string& flag, const std::string& kind, const std::string& help,

@@ -1,6 +1,8 @@
 // grid.cc - decides between the flags and the metadata of a file.
 #include "cli/grid.h"
 
+#include <CLI/CLI.hpp>
+
 #include "cli/flags.h"
 
 namespace sparge::cli {

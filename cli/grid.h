@@ -3,7 +3,6 @@
 #ifndef SPARGE_CLI_GRID_H_
 #define SPARGE_CLI_GRID_H_
 
-#include <CLI/CLI.hpp>
 #include <optional>
 #include <sparge/sparge.hpp>
 #include <string>
@@ -11,6 +10,10 @@
 
 #include "io/grid.h"
 #include "io/safetensors.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace sparge::cli {
 

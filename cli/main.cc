@@ -1,6 +1,7 @@
 // main.cc - the program `sparge`: picks the verb, and turns every failure into one line on stderr and exit code 2.
 #include <sparge/sparge.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <exception>

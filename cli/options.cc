@@ -2,6 +2,7 @@
 // value.
 #include "cli/options.h"
 
+#include <CLI/CLI.hpp>
 #include <functional>
 #include <limits>
 #include <sparge/sparge.hpp>

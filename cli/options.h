@@ -3,7 +3,6 @@
 #ifndef SPARGE_CLI_OPTIONS_H_
 #define SPARGE_CLI_OPTIONS_H_
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,6 +10,10 @@
 
 #include "cli/flags.h"
 #include "cli/grid.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace sparge::cli {
 
