@@ -1,4 +1,5 @@
 // cmd_report.cc - `sparge report`: attention maps, tiles, errors and their trade for sparsity as one HTML page.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
