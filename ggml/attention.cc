@@ -16,21 +16,6 @@
 namespace sparge::ggml {
 namespace {
 
-// Whoever asks at the end of a prompt, asks in its last queries: they see every key (see dense_tail in sparge.h). A
-// prompt comes in batches of equal size, and the smaller one after them is its end.
-constexpr int64_t kDenseTail = SPARGE_BLOCK_Q;
-
-// A prompt comes in small batches against ever more keys, and each part of it is another text. The few per cent of a
-// call that runs sample by themselves would be too little of so small calls: the choice would come late, and be of the
-// parts before. So many keys of a dense call are spent instead, that is the same time in every batch, which is much of
-// the early and cheap ones, within these shares. docs/ggml.md has what that does.
-constexpr double kSampledKeys = 1536;
-constexpr double kLeastEffort = 0.125;
-constexpr double kMostEffort = 0.5;
-
-// Room for keys in a layer's cache, at first; doubled when there are more.
-constexpr int64_t kFirstRoom = 2048;
-
 class Stopwatch {
  public:
   double Ms() const {
@@ -98,13 +83,6 @@ PlanDesc Describe(const Operands& op) {
   return desc;
 }
 
-// Every tile, no skipping.
-void ChooseDense(sparge_precision precision, PlanDesc& desc) {
-  desc.select = SPARGE_SELECT_ALL;
-  desc.precision = precision;
-  desc.params.pv_skip = SPARGE_PV_SKIP_OFF;
-}
-
 // llama.cpp's caches are called cache_k_l0, cache_k_l1 and so on: "layer0". Elsewhere the operation itself has a name,
 // at least the one that ggml gives to every node by its place in the graph.
 std::string LayerName(const Operands& op) {
@@ -113,27 +91,6 @@ std::string LayerName(const Operands& op) {
   constexpr std::string_view kCache = "cache_k_l";
   const std::string_view name = root->name;
   return name.starts_with(kCache) ? "layer" + std::string(name.substr(kCache.size())) : op.out->name;
-}
-
-// By the name that statistics have, or by that of PyTorch's module, which is what captures from Python are called.
-const io::PresetLayer& FindPresetLayer(const io::Preset& preset, const std::string& path, const std::string& name) {
-  constexpr std::string_view kLayer = "layer";
-  const std::string module = "model.layers." + name.substr(std::min(kLayer.size(), name.size())) + ".self_attn";
-  const bool by_module = name.starts_with(kLayer) && !preset.layers.contains(name) && preset.layers.contains(module);
-  return io::FindLayer(preset, by_module ? module : name, path);
-}
-
-void CheckFits(const io::PresetLayer& layer, const PlanDesc& desc, const std::string& name) {
-  const auto check = [&](const char* field, int64_t has, int64_t wants) {
-    if (has != wants) {
-      throw std::runtime_error("preset, layer " + name + ": " + field + "=" + std::to_string(has) + ", the model has " +
-                               std::to_string(wants));
-    }
-  };
-  check("q_heads", layer.q_heads, desc.q_heads);
-  check("kv_heads", layer.kv_heads, desc.kv_heads);
-  check("qk_dim", layer.qk_dim, desc.qk_dim);
-  check("v_dim", layer.v_dim, desc.v_dim);
 }
 
 }  // namespace
@@ -163,24 +120,6 @@ bool CanCompute(const Operands& op) {
   return types && shapes && mask && op.scale != 0 && (op.sinks == nullptr || op.sinks->type == GGML_TYPE_F32);
 }
 
-void Totals::Add(const Totals& other) {
-  calls += other.calls;
-  mask_ms += other.mask_ms;
-  convert_ms += other.convert_ms;
-  pack_ms += other.pack_ms;
-  key_blocks += other.key_blocks;
-  key_blocks_reused += other.key_blocks_reused;
-  calibrate_ms += other.calibrate_ms;
-  total_ms += other.total_ms;
-  tiles.qk_eligible += other.tiles.qk_eligible;
-  tiles.qk_computed += other.tiles.qk_computed;
-}
-
-double Totals::Sparsity() const {
-  return tiles.qk_eligible == 0 ? 0
-                                : 1 - static_cast<double>(tiles.qk_computed) / static_cast<double>(tiles.qk_eligible);
-}
-
 Attention::Attention(Settings settings) : settings_(std::move(settings)) { SetThreads(1); }
 
 Attention::~Attention() {
@@ -194,11 +133,10 @@ void Attention::SetThreads(int threads) {
   context_ = std::make_unique<Context>(sparge_executor{sizeof(sparge_executor), nullptr, threads, RunOnOpenMp});
 }
 
-Layer& Attention::LayerOf(const Operands& op) {
+ModelLayer& Attention::LayerOf(const Operands& op) {
   const std::string name = LayerName(op);
-  Layer& layer = layers_[{name, {op.heads(), op.k->ne[2], op.k->ne[0], op.v->ne[0]}}];
-  layer.name = name;
-  return layer;
+  const Key key{name, {op.heads(), op.k->ne[2], op.k->ne[0], op.v->ne[0]}};
+  return layers_.try_emplace(key, settings_, name).first->second;
 }
 
 // The first `tokens` tokens of keys or values as a type that the library reads.
@@ -218,122 +156,8 @@ sparge_tensor Attention::Floats(const ggml_tensor* tensor, int64_t tokens, std::
   return ViewHeads(converted.data(), SPARGE_F32, tensor->ne[2], tokens, dim);
 }
 
-// As the preset says for this layer; every tile if it does not fit.
-void Attention::ChoosePreset(Layer& layer, PlanDesc& desc) {
-  try {
-    if (layer.preset == nullptr && !layer.refused) {
-      layer.preset = &FindPresetLayer(*settings_.preset, settings_.preset_path, layer.name);
-      CheckFits(*layer.preset, desc, layer.name);
-    }
-  } catch (const std::runtime_error& error) {
-    std::fprintf(stderr, "sparge: %s; this layer skips nothing\n", error.what());
-    layer.preset = nullptr;
-    layer.refused = true;
-  }
-  ChooseDense(settings_.precision, desc);
-  if (layer.refused) return;
-  head_params_.clear();
-  head_precision_.clear();
-  sparge_select select = SPARGE_SELECT_ALL;
-  for (const io::PresetHead& head : layer.preset->heads) {
-    head_params_.push_back(head.params);
-    head_precision_.push_back(head.precision);
-    if (!head.dense()) select = head.select;
-  }
-  desc.head_precision = head_precision_.data();
-  // Other positions than those it was tuned with (image tokens of a language model), or few keys: its bits, every tile.
-  // A mask that is no rule of positions may come from a causal model, too: several sequences in one batch.
-  const bool other = desc.mask == SPARGE_MASK_NONE && layer.preset->causal != (desc.causal != 0);
-  if (other || FewKeys(desc)) return;
-  desc.select = select;
-  desc.heads = head_params_.data();
-  desc.predictor = settings_.preset->predictor;
-}
-
-bool Attention::FewKeys(const PlanDesc& desc) const { return desc.kv_tokens < settings_.min_tokens; }
-
-void Attention::ChooseAuto(Layer& layer, PlanDesc& desc) {
-  if (!layer.calibration) {
-    CalibrationDesc bounds;
-    bounds.q_heads = desc.q_heads;
-    bounds.pv_l1 *= settings_.target_l1 / bounds.target_l1;
-    bounds.target_l1 = settings_.target_l1;
-    layer.calibration = std::make_unique<Calibration>(bounds);
-  }
-  desc.select = SPARGE_SELECT_AUTO;
-  desc.precision = settings_.precision;
-  desc.calibration = layer.calibration->get();
-  if (!desc.causal) return;
-  desc.least_effort = std::clamp(kSampledKeys / static_cast<double>(desc.kv_tokens), kLeastEffort, kMostEffort);
-}
-
-// Which tiles, and with how many bits.
-void Attention::Choose(Layer& layer, PlanDesc& desc) {
-  if (settings_.mode == Mode::kExact) return ChooseDense(SPARGE_PRECISION_FP32, desc);
-  if (settings_.preset) {
-    ChoosePreset(layer, desc);
-  } else if (settings_.target_l1 <= 0 || FewKeys(desc)) {
-    ChooseDense(settings_.precision, desc);
-  } else {
-    ChooseAuto(layer, desc);
-  }
-  layer.most_queries = std::max(layer.most_queries, desc.q_tokens);
-  const bool tail = desc.causal && desc.q_tokens < layer.most_queries;
-  if (tail && desc.select != SPARGE_SELECT_ALL) desc.dense_tail = kDenseTail;
-}
-
-bool Cache::Lend(const Plan& plan, RunArgs& args) {
-  const size_t needed = sparge_plan_cache_size(plan.get());
-  if (needed == 0) return true;
-  if (size_ < needed) {
-    memory_.reset();  // before the new one: never both
-    size_ = 0;
-    // Zeros that take no memory until they are written to: the part for int16 hardly ever is.
-    memory_.reset(static_cast<std::byte*>(std::calloc(needed, 1)));
-    if (!memory_) return false;
-    size_ = needed;
-  }
-  args.cache = memory_.get();
-  args.cache_size = size_;
-  return true;
-}
-
-// A prompt that goes on, in all heads at once.
-void Attention::UseCache(PlanDesc& desc, Layer& layer) {
-  if (!desc.causal) return;
-  layer.cache_tokens = std::max(layer.cache_tokens, kFirstRoom);
-  while (layer.cache_tokens < desc.kv_tokens) layer.cache_tokens *= 2;
-  desc.cache_tokens = layer.cache_tokens;
-}
-
-void Attention::Run(PlanDesc desc, RunArgs& args, Layer& layer) {
-  std::optional<Plan> made(std::in_place, *context_, desc);
-  if (!layer.cache.Lend(*made, args)) {  // no memory for it: everything is packed again
-    desc.cache_tokens = 0;
-    made.emplace(*context_, desc);
-  }
-  const Plan& plan = *made;
-  if (workspace_size_ < plan.workspace_size()) {
-    workspace_.reset();  // before the new one: never both
-    workspace_size_ = 0;
-    workspace_ = std::make_unique_for_overwrite<std::byte[]>(plan.workspace_size());
-    workspace_size_ = plan.workspace_size();
-  }
-  args.workspace = workspace_.get();
-  args.workspace_size = workspace_size_;
-  Stats stats;
-  args.stats = &stats;
-  Check(sparge_run(plan.get(), &args));
-  layer.totals.pack_ms += stats.pack_ms;
-  layer.totals.key_blocks += stats.key_blocks;
-  layer.totals.key_blocks_reused += stats.key_blocks_reused;
-  layer.totals.calibrate_ms += stats.calibrate_ms;
-  layer.totals.tiles.qk_eligible += stats.total.qk_eligible;
-  layer.totals.tiles.qk_computed += stats.total.qk_computed;
-}
-
 // All heads and streams in one run: one mask for all heads, or a rule of positions.
-void Attention::ComputeTogether(const Operands& op, const MaskShape& shape, Layer& layer, RunArgs& args) {
+void Attention::ComputeTogether(const Operands& op, const MaskShape& shape, ModelLayer& layer, RunArgs& args) {
   PlanDesc desc = Describe(op);
   if (shape.positional) {
     desc.kv_tokens = shape.keys;
@@ -350,13 +174,11 @@ void Attention::ComputeTogether(const Operands& op, const MaskShape& shape, Laye
     const auto stride = [&](int i) { return static_cast<int64_t>(op.mask->nb[i] / sizeof(uint16_t)); };
     args.mask = {op.mask->data, op.mask->ne[3] > 1 ? stride(3) : 0, op.mask->ne[2] > 1 ? stride(2) : 0, stride(1)};
   }
-  Choose(layer, desc);
-  UseCache(desc, layer);
-  Run(desc, args, layer);
+  layer.Run(*context_, desc, args);
 }
 
 // What one run cannot say: a mask times the slope of each head, or masks that some heads or streams share. Every tile.
-void Attention::ComputeByHead(const Operands& op, Layer& layer, const RunArgs& args) {
+void Attention::ComputeByHead(const Operands& op, ModelLayer& layer, const RunArgs& args) {
   const int64_t rows = op.queries();
   const int64_t keys = op.keys();
   mask_.resize(static_cast<size_t>(rows * keys));
@@ -376,7 +198,6 @@ void Attention::ComputeByHead(const Operands& op, Layer& layer, const RunArgs& a
     desc.batch = desc.q_heads = desc.kv_heads = 1;
     if (op.sinks != nullptr) desc.sink_logits += head;
     desc.mask = SPARGE_MASK_ADD_F32;
-    ChooseDense(settings_.mode == Mode::kExact ? SPARGE_PRECISION_FP32 : settings_.precision, desc);
     RunArgs one = args;
     const auto move = [&](sparge_tensor& tensor, size_t bytes, int64_t at) {
       tensor.data = static_cast<char*>(tensor.data) +
@@ -388,19 +209,19 @@ void Attention::ComputeByHead(const Operands& op, Layer& layer, const RunArgs& a
     move(one.v, bytes(one.v), kv_head);
     move(one.o, bytes(one.o), head);
     one.mask = {mask_.data(), 0, 0, keys};
-    Run(desc, one, layer);
+    layer.RunOneHead(*context_, desc, one);
   }
 }
 
 void Attention::Compute(const Operands& op) {
   const Stopwatch watch;
-  Layer& layer = LayerOf(op);
+  ModelLayer& layer = LayerOf(op);
   const bool shared = op.mask != nullptr && ((op.mask->ne[2] > 1 && op.mask->ne[2] != op.heads()) ||
                                              (op.mask->ne[3] > 1 && op.mask->ne[3] != op.streams()));
   const MaskShape shape = FindMaskShape(op.mask, op.queries(), op.keys(), threads_);
   const bool by_head =
       !shape.positional && (shared || (op.max_bias > 0 && !HidesOnly(op.mask, op.queries(), threads_)));
-  layer.totals.mask_ms += watch.Ms();
+  layer.times.mask_ms += watch.Ms();
 
   const Stopwatch conversion;
   const int64_t keys = shape.positional ? shape.keys : op.keys();
@@ -410,26 +231,24 @@ void Attention::Compute(const Operands& op) {
   args.v = Floats(op.v, keys, values_);
   const auto stride = [&](int i) { return static_cast<int64_t>(op.out->nb[i] / sizeof(float)); };
   args.o = {op.out->data, SPARGE_F32, stride(3), stride(1), stride(2)};  // dim, heads, tokens, streams
-  layer.totals.convert_ms += conversion.Ms();
+  layer.times.convert_ms += conversion.Ms();
 
   if (by_head) {
     ComputeByHead(op, layer, args);
   } else {
     ComputeTogether(op, shape, layer, args);
   }
-  ++layer.totals.calls;
-  layer.totals.total_ms += watch.Ms();
+  ++layer.times.calls;
+  layer.times.total_ms += watch.Ms();
 }
 
 void Attention::WriteStatistics() const {
   std::vector<LayerReport> report;
   for (const auto& [key, layer] : layers_) {
-    LayerReport& line = report.emplace_back(LayerReport{layer.name, layer.totals, {}, {}});
-    for (int64_t head = 0; layer.calibration && head < key.second[0]; ++head) {
-      const HeadEstimate estimate = layer.calibration->Head(head);
-      if (estimate.samples == 0) continue;
-      line.errors.push_back(estimate.pv_l1);
-      line.rounding.push_back(estimate.round_l1);
+    LayerReport& line = report.emplace_back(LayerReport{layer.name(), layer.Sums(), {}, {}});
+    for (const HeadEstimate& head : layer.Estimates()) {
+      line.errors.push_back(head.pv_l1);
+      line.rounding.push_back(head.round_l1);
     }
   }
   PrintStatistics(settings_.stats, context_->isa(), threads_, std::move(report));

@@ -22,12 +22,6 @@
 namespace sparge::ggml {
 namespace {
 
-// Shorter batches stay on the CPU. llama.cpp probes with one token per sequence whether flash attention may be used at
-// all, and switches it off if that lands on another device than its layer: batches must be larger than the number of
-// sequences that are decoded together. More than 256 would be safe always, and leave the ends of many prompts to the
-// CPU.
-constexpr int64_t kFewestQueries = 65;
-
 // What the registry, its one device and all its backends share.
 struct Plugin {
   Settings settings;
@@ -119,6 +113,12 @@ ggml_backend_buffer_t BufferFromPointer(ggml_backend_dev_t, void* data, size_t s
 }
 bool SupportsBuffer(ggml_backend_dev_t, ggml_backend_buffer_type_t type) { return ggml_backend_buft_is_host(type); }
 
+// Batches up to SPARGE_FEW_QUERIES stay on the CPU. llama.cpp probes with one token per sequence whether flash
+// attention may be used at all, and switches it off if that lands on another device than its layer: batches must be
+// larger than the number of sequences that are decoded together. More than 256 would be safe always, and leave the ends
+// of many prompts to the CPU.
+bool IsWorthwhile(const Operands& op) { return plugin->settings.claim_all || op.queries() > SPARGE_FEW_QUERIES; }
+
 bool SupportsOp(ggml_backend_dev_t, const ggml_tensor* op) {
   switch (op->op) {
     case GGML_OP_NONE:
@@ -132,7 +132,7 @@ bool SupportsOp(ggml_backend_dev_t, const ggml_tensor* op) {
   }
   if (op->op != plugin->attention || plugin->settings.mode == Mode::kOff) return false;
   const Operands operands(op);
-  return CanCompute(operands) && (plugin->settings.claim_all || operands.queries() >= kFewestQueries);
+  return CanCompute(operands) && IsWorthwhile(operands);
 }
 
 ggml_backend_device_i DeviceTable() {

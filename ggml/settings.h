@@ -19,10 +19,10 @@ enum class Mode {
 
 struct Settings {
   Mode mode = Mode::kAuto;
-  double target_l1 = CalibrationDesc().target_l1;  // 0: every tile, in `precision`
+  double target_l1 = LayerDesc().target_l1;  // 0: every tile, in `precision`
   sparge_precision precision = SPARGE_PRECISION_INT8;
-  int64_t min_tokens = 1024;                 // keys from which on tiles may be skipped
-  std::shared_ptr<const io::Preset> preset;  // instead of calibrations; NULL = none
+  int64_t min_tokens = LayerDesc().min_keys;  // keys from which on tiles may be skipped
+  std::shared_ptr<const io::Preset> preset;   // instead of calibrations; NULL = none
   std::string preset_path;
   std::string stats;       // where statistics go at the end: "", "stderr" or a file
   bool claim_all = false;  // every attention, also decoding: for tests

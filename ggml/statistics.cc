@@ -54,10 +54,10 @@ void PrintStatistics(const std::string& where, const char* isa, int threads, std
   PrintLine(file, all);
   const Totals& sum = all.totals;
   const double reused =
-      static_cast<double>(sum.key_blocks_reused) / static_cast<double>(std::max<int64_t>(sum.key_blocks, 1));
+      static_cast<double>(sum.runs.key_blocks_reused) / static_cast<double>(std::max<int64_t>(sum.runs.key_blocks, 1));
   std::fprintf(file,
                "of these ms: mask %.1f, conversion %.1f, packing %.1f (%.1f%% of the keys reused), calibration %.1f\n",
-               sum.mask_ms, sum.convert_ms, sum.pack_ms, 100 * reused, sum.calibrate_ms);
+               sum.mask_ms, sum.convert_ms, sum.runs.pack_ms, 100 * reused, sum.runs.calibrate_ms);
   if (file != stderr) std::fclose(file);
 }
 

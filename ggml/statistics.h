@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ggml/attention.h"
+#include "ggml/layers.h"
 
 namespace sparge::ggml {
 

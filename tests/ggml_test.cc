@@ -1,4 +1,5 @@
-// The parts of the ggml backend that need no ggml: structure of masks, layouts by version, settings of the environment.
+// The parts of the ggml backend that need no ggml: structure of masks, layouts by version, settings of the environment,
+// and the layers they become.
 #include <ggml.h>
 #include <gtest/gtest.h>
 
@@ -10,9 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "ggml/layers.h"
 #include "ggml/mask.h"
 #include "ggml/settings.h"
 #include "ggml/versions.h"
+#include "tests/test_util.h"
 
 namespace sparge::ggml {
 namespace {
@@ -146,7 +149,7 @@ TEST(GgmlVersions, KnownAndUnknown) {
   }
 }
 
-struct Environment : testing::Test {
+struct Environment : ::testing::Test {
   static constexpr const char* kNames[] = {"SPARGE_MODE",       "SPARGE_TARGET_L1", "SPARGE_PRECISION", "SPARGE_PRESET",
                                            "SPARGE_MIN_TOKENS", "SPARGE_STATS",     "SPARGE_CLAIM_ALL"};
   void SetUp() override {
@@ -215,6 +218,177 @@ TEST_F(GgmlSettings, WhatHasNoEffectIsRefused) {
   EXPECT_EQ(Refusal(), "");
   setenv("SPARGE_MIN_TOKENS", "512", 1);
   EXPECT_EQ(Refusal(), "SPARGE_MIN_TOKENS has no effect with SPARGE_TARGET_L1=0");
+}
+
+// ------------------------------------------------------------------ layers
+
+using sparge::testing::Problem;
+using sparge::testing::TestTensor;
+
+// Queries [begin, 1280) of a causal prompt.
+struct Batch {
+  explicit Batch(int64_t begin = 0)
+      : p({.q_heads = 4, .kv_heads = 2, .q_tokens = 1280, .qk_dim = 64, .correlated = true}),
+        o(1, 4, 1280 - begin, 64) {
+    p.q.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) { return 6 * p.q.Get(b, h, t, d); });
+    desc.batch = 1;
+    desc.q_heads = 4;
+    desc.kv_heads = 2;
+    desc.qk_dim = desc.v_dim = 64;
+    desc.q_tokens = 1280 - begin;
+    desc.kv_tokens = 1280;
+    desc.causal = 1;
+    args.q = p.q.view();
+    args.q.data = static_cast<float*>(args.q.data) + begin * 64;
+    args.k = p.k.view();
+    args.v = p.v.view();
+    args.o = o.view();
+  }
+  Problem p;
+  TestTensor o;
+  PlanDesc desc;
+  RunArgs args;
+};
+
+// The bytes that a layer of the library makes of it.
+std::vector<uint8_t> Expected(const Context& context, const LayerDesc& desc) {
+  Layer layer(desc);
+  const Batch batch;
+  layer.Run(context, batch.desc, batch.args);
+  return batch.o.bytes();
+}
+
+Settings WithPreset(const std::string& layer) {
+  io::PresetLayer entry;
+  entry.q_heads = 4;
+  entry.kv_heads = 2;
+  entry.qk_dim = entry.v_dim = 64;
+  entry.causal = true;
+  entry.heads.resize(4);
+  entry.heads[1] = {SPARGE_PRECISION_INT16, SPARGE_SELECT_FLOOR, {-1, 0.7, 0, 6}, {}};
+  auto preset = std::make_shared<io::Preset>();
+  preset->layers[layer] = entry;
+  Settings settings;
+  settings.preset = preset;
+  settings.preset_path = "p.json";
+  return settings;
+}
+
+TEST(GgmlLayer, EveryTileInThePrecisionAskedFor) {
+  const Context context(2);
+  const auto bytes = [&](const Settings& settings) {
+    ModelLayer layer(settings, "layer0");
+    const Batch batch;
+    layer.Run(context, batch.desc, batch.args);
+    return batch.o.bytes();
+  };
+  LayerDesc desc;
+  desc.target_l1 = 0;
+  Settings settings;
+  settings.mode = Mode::kExact;
+  EXPECT_EQ(bytes(settings), Expected(context, desc));
+  settings = Settings();
+  settings.target_l1 = 0;
+  desc.precision = SPARGE_PRECISION_INT8;
+  EXPECT_EQ(bytes(settings), Expected(context, desc));
+  settings = Settings();
+  settings.min_tokens = 1281;
+  EXPECT_EQ(bytes(settings), Expected(context, desc));
+}
+
+// What llama.cpp gets is what everybody gets.
+TEST(GgmlLayer, AutomaticAsEverywhere) {
+  const Context context(2);
+  Layer library;
+  ModelLayer layer(Settings(), "layer0");
+  for (const int64_t begin : {768, 768, 1024}) {
+    const Batch a(begin), b(begin);
+    layer.Run(context, a.desc, a.args);
+    library.Run(context, b.desc, b.args);
+    EXPECT_EQ(a.o.bytes(), b.o.bytes());
+  }
+  const Totals sums = layer.Sums();
+  EXPECT_GT(sums.Sparsity(), 0.01);
+  EXPECT_GT(sums.runs.key_blocks_reused, 0);
+  EXPECT_EQ(sums.runs.key_blocks_reused, library.Totals().key_blocks_reused);
+  EXPECT_EQ(layer.Estimates().size(), 4U);
+}
+
+TEST(GgmlLayer, PresetsByEitherName) {
+  const Context context(2);
+  for (const char* name : {"layer7", "model.layers.7.self_attn"}) {
+    ModelLayer layer(WithPreset(name), "layer7");
+    const Batch batch;
+    layer.Run(context, batch.desc, batch.args);
+    EXPECT_GT(layer.Sums().Sparsity(), 0.01) << name;
+    EXPECT_TRUE(layer.Estimates().empty());
+  }
+}
+
+TEST(GgmlLayer, APresetThatDoesNotFitSkipsNothing) {
+  const Context context(2);
+  LayerDesc dense;
+  dense.target_l1 = 0;
+  dense.precision = SPARGE_PRECISION_INT8;
+  const std::vector<uint8_t> expected = Expected(context, dense);
+  const auto said = [&](const Settings& settings) {
+    ::testing::internal::CaptureStderr();
+    ModelLayer layer(settings, "layer7");
+    for (int call = 0; call < 2; ++call) {
+      const Batch batch;
+      layer.Run(context, batch.desc, batch.args);
+      EXPECT_EQ(batch.o.bytes(), expected);
+    }
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string absent = said(WithPreset("layer8"));
+  EXPECT_EQ(absent.find("sparge: layer7: p.json"), 0U) << absent;
+  EXPECT_NE(absent.find("; this layer skips nothing\n"), std::string::npos) << absent;
+  Settings settings = WithPreset("layer7");
+  auto wider = std::make_shared<io::Preset>(*settings.preset);
+  wider->layers["layer7"].v_dim = 128;
+  settings.preset = wider;
+  EXPECT_EQ(said(settings), "sparge: layer7: v_dim=64 is not the 128 of the preset; this layer skips nothing\n");
+}
+
+TEST(GgmlLayer, OtherPositionsAreSaidOnce) {
+  const Context context(2);
+  ModelLayer layer(WithPreset("layer0"), "layer0");
+  ::testing::internal::CaptureStderr();
+  for (int call = 0; call < 2; ++call) {
+    Batch batch;
+    batch.desc.causal = 0;
+    layer.Run(context, batch.desc, batch.args);
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "sparge: layer0: the preset is for causal calls: others have its precisions, and skip nothing\n");
+  EXPECT_EQ(layer.Sums().Sparsity(), 0);
+}
+
+TEST(GgmlLayer, OtherErrorsAreErrors) {
+  const Context context(1);
+  Batch batch;
+  batch.args.q.data = nullptr;
+  ModelLayer layer(Settings(), "layer0");
+  EXPECT_THROW(layer.Run(context, batch.desc, batch.args), Error);
+  ModelLayer with_preset(WithPreset("layer0"), "layer0");
+  EXPECT_THROW(with_preset.Run(context, batch.desc, batch.args), Error);
+  const Batch good;
+  with_preset.Run(context, good.desc, good.args);
+  EXPECT_GT(with_preset.Sums().Sparsity(), 0) << "the preset is still in force";
+}
+
+TEST(GgmlLayer, SingleHeadsHaveEveryTile) {
+  const Context context(2);
+  for (const Settings& settings : {Settings(), WithPreset("layer0")}) {
+    ModelLayer layer(settings, "layer0");
+    Batch batch;
+    batch.desc.q_heads = batch.desc.kv_heads = 1;
+    layer.RunOneHead(context, batch.desc, batch.args);
+    const Totals sums = layer.Sums();
+    EXPECT_GT(sums.runs.tiles.qk_eligible, 0);
+    EXPECT_EQ(sums.runs.tiles.qk_eligible, sums.runs.tiles.qk_computed);
+  }
 }
 
 }  // namespace

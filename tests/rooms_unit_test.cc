@@ -18,6 +18,7 @@
 #include "src/cpu/pack_ops.h"
 #include "src/cpu/predict.h"
 #include "src/cpu/schedule.h"
+#include "src/problem/order.h"
 
 namespace sparge::impl {
 namespace {
@@ -421,6 +422,28 @@ TEST(State, JoiningEmptyStatesGivesNoNan) {
   EXPECT_EQ(o_a[0], 0.0f);
   AddSink(3.0f, o_a, m_a, l_a, 2);
   EXPECT_EQ(l_a, 0.0f) << "a row that saw no key stays empty";
+}
+
+TEST(Curves, AreLaidOncePerGrid) {
+  const auto desc = [](int64_t side, int64_t text, int32_t after) {
+    sparge_plan_desc d{};
+    d.grid[0] = d.grid[1] = d.grid[2] = side;
+    d.text_tokens = text;
+    d.text_after = after;
+    d.q_tokens = d.kv_tokens = side * side * side + text;
+    return d;
+  };
+  Curves curves;
+  const TokenOrder first = curves.Get(desc(4, 10, 0));
+  EXPECT_EQ(*first, *LayCurve(desc(4, 10, 0)));
+  EXPECT_EQ(curves.Get(desc(4, 10, 0)), first);
+  EXPECT_NE(*curves.Get(desc(4, 10, 1)), *first) << "text after the grid";
+  EXPECT_EQ(curves.Get(desc(4, 11, 0))->size(), 75U);
+  EXPECT_EQ(curves.Get(desc(5, 10, 0))->size(), 135U);
+  EXPECT_EQ(curves.Get(desc(4, 10, 0)), first) << "still one of the last few";
+  for (int64_t side = 6; side < 6 + static_cast<int64_t>(Curves::kMostKept); ++side) curves.Get(desc(side, 0, 0));
+  EXPECT_NE(curves.Get(desc(4, 10, 0)), first);
+  EXPECT_EQ((*first)[0], 0) << "whoever has it keeps it";
 }
 
 }  // namespace

@@ -11,12 +11,14 @@
 #include "src/calibrate/calibration.h"
 #include "src/device.h"
 #include "src/layer/layer.h"
+#include "src/problem/order.h"
 
 struct sparge_context {
   std::unique_ptr<sparge::impl::Pool> pool;  // NULL if the caller brought an executor
   sparge_executor executor;
   std::unique_ptr<sparge::impl::Device> device;
   sparge::impl::Workspaces workspaces;  // for calls that bring none
+  sparge::impl::Curves curves;
 };
 
 struct sparge_plan {

@@ -32,11 +32,12 @@ sparge_run_args CheckedArgs(const sparge_plan& plan, const sparge_run_args* give
 
 }  // namespace
 
-std::unique_ptr<sparge_plan> MakePlan(const sparge_context& context, const sparge_plan_desc& desc) {
+std::unique_ptr<sparge_plan> MakePlan(sparge_context& context, const sparge_plan_desc& desc) {
   Calibration* calibration = desc.calibration == nullptr ? nullptr : &desc.calibration->calibration;
   SPARGE_REQUIRE(calibration == nullptr || calibration->q_heads() == desc.q_heads,
                  "q_heads=%" PRId64 " is not the %" PRId64 " of the calibration", desc.q_heads, calibration->q_heads());
-  return std::make_unique<sparge_plan>(sparge_plan{&context, context.device->Prepare(MakeProblems(desc, calibration))});
+  return std::make_unique<sparge_plan>(
+      sparge_plan{&context, context.device->Prepare(MakeProblems(desc, calibration, &context.curves))});
 }
 
 void RunPlan(const sparge_plan& plan, const sparge_run_args* args) {

@@ -11,7 +11,7 @@
 namespace sparge::impl {
 
 // Both throw Failure. `desc` is in full size, `args` in that of its caller.
-std::unique_ptr<sparge_plan> MakePlan(const sparge_context& context, const sparge_plan_desc& desc);
+std::unique_ptr<sparge_plan> MakePlan(sparge_context& context, const sparge_plan_desc& desc);
 void RunPlan(const sparge_plan& plan, const sparge_run_args* args);
 
 }  // namespace sparge::impl

@@ -162,4 +162,25 @@ void FillOrder(sparge_order order, const int64_t grid[3], uint64_t seed, int32_t
   }
 }
 
+TokenOrder LayCurve(const sparge_plan_desc& desc) {
+  auto order = std::make_shared<std::vector<int32_t>>(desc.q_tokens);
+  std::iota(order->begin(), order->end(), 0);
+  const int64_t first = desc.text_after == 1 ? 0 : desc.text_tokens;
+  FillOrder(SPARGE_ORDER_HILBERT, desc.grid, 0, static_cast<int32_t>(first), order->data() + first);
+  return order;
+}
+
+TokenOrder Curves::Get(const sparge_plan_desc& desc) {
+  const Key key{desc.grid[0], desc.grid[1], desc.grid[2], desc.text_tokens, desc.text_after};
+  const std::lock_guard lock(mutex_);  // whoever needs the same curve waits for it
+  const auto found = std::find_if(curves_.begin(), curves_.end(), [&](const Curve& curve) { return curve.key == key; });
+  if (found != curves_.end()) {
+    curves_.splice(curves_.begin(), curves_, found);
+  } else {
+    curves_.push_front({key, LayCurve(desc)});
+    if (curves_.size() > kMostKept) curves_.pop_back();
+  }
+  return curves_.front().order;
+}
+
 }  // namespace sparge::impl

@@ -209,15 +209,6 @@ void CheckDescriptor(const sparge_plan_desc& desc) {
 
 namespace {
 
-// Text as it lies, the grid along the curve.
-std::vector<int32_t> CurveOrder(const sparge_plan_desc& desc) {
-  std::vector<int32_t> order(desc.q_tokens);
-  std::iota(order.begin(), order.end(), 0);
-  const int64_t first = desc.text_after == 1 ? 0 : desc.text_tokens;
-  FillOrder(SPARGE_ORDER_HILBERT, desc.grid, 0, static_cast<int32_t>(first), order.data() + first);
-  return order;
-}
-
 Place PlaceOf(const sparge_plan_desc& desc) {
   return {desc.first_query, desc.all_queries == 0 ? desc.q_tokens : desc.all_queries, desc.first_key,
           desc.all_keys == 0 ? desc.kv_tokens : desc.all_keys};
@@ -296,7 +287,7 @@ void CheckMaskArgs(const Problem& problem, const sparge_run_args& args) {
 }
 
 // All but what differs between the plans of one descriptor: precision and active heads.
-Problem MakeBase(const sparge_plan_desc& desc, Calibration* calibration) {
+Problem MakeBase(const sparge_plan_desc& desc, Calibration* calibration, Curves* curves) {
   Problem problem{};
   problem.packed = desc.q_offsets != nullptr;
   problem.q_heads = desc.q_heads;
@@ -326,15 +317,18 @@ Problem MakeBase(const sparge_plan_desc& desc, Calibration* calibration) {
   if (desc.select == SPARGE_SELECT_AUTO) problem.heads.assign(desc.q_heads, {-1.0, 1.0, 1.0, SPARGE_PV_SKIP_OFF});
   problem.active.assign(desc.q_heads, 1);
   // Tokens that all are in one block have no other to go to; the direct kernel, for few of them, relies on that.
-  if (HasGrid(desc) && problem.k_blocks > 1) problem.order = CurveOrder(desc);
+  if (HasGrid(desc) && problem.k_blocks > 1) {
+    problem.curve = curves == nullptr ? LayCurve(desc) : curves->Get(desc);
+    problem.order = *problem.curve;
+  }
   return problem;
 }
 
 }  // namespace
 
-std::vector<Problem> MakeProblems(const sparge_plan_desc& desc, Calibration* calibration) {
+std::vector<Problem> MakeProblems(const sparge_plan_desc& desc, Calibration* calibration, Curves* curves) {
   CheckDescriptor(desc);
-  const Problem base = MakeBase(desc, calibration);
+  const Problem base = MakeBase(desc, calibration, curves);
   const bool mixed = desc.head_precision != nullptr || (base.calibrates() && desc.precision == SPARGE_PRECISION_INT8);
   if (base.direct() || !mixed) return {base};
   std::vector<Problem> problems;

@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "src/base/half.h"
 #include "src/base/tokens.h"
 #include "src/base/units.h"
 #include "src/base/visible.h"
+#include "src/problem/order.h"
 #include "src/problem/score_rule.h"
 
 namespace sparge::impl {
@@ -66,7 +68,8 @@ struct Problem {
   std::vector<uint8_t> active;            // one per query head: computed by this plan
   Calibration* calibration;               // iff select is AUTO
   double least_effort;                    // samples: share of a dense call
-  std::vector<int32_t> order;             // blocks take the tokens of a sequence in this order; empty = as they lie
+  TokenOrder curve;                       // NULL = none
+  std::span<const int32_t> order;         // blocks take the tokens of a sequence in this order; empty = as they lie
 
   // So few queries that they take keys and values straight from the tensors, in fp32, whatever the precision asked for.
   // Stage 1 needs summaries, for which all keys have to be read anyway.
@@ -108,8 +111,8 @@ struct HeadChoice {
 void CheckDescriptor(const sparge_plan_desc& desc);
 
 // One problem per precision that its heads may need, fewer bits first: a call computes the heads of each in turn.
-// Throws Failure.
-std::vector<Problem> MakeProblems(const sparge_plan_desc& desc, Calibration* calibration);
+// `curves`: those of the context, if there is one. Throws Failure.
+std::vector<Problem> MakeProblems(const sparge_plan_desc& desc, Calibration* calibration, Curves* curves = nullptr);
 
 // What a call is going to do, which decides what its arguments must hold.
 enum class Call { kRun, kPredict, kCalibrate, kReference };
