@@ -64,10 +64,10 @@ std::string BoundsJudge::Text() const {
                    head.excess <= SPARGE_SINGLE_CALL ? "" : " (too much)", head.l1, head.pv_l1, head.round_l1);
   }
   return text + Format(
-                    "%zu heads: %.1f %% within the bounds, %.1f %% within 1.2 times the bounds (%.0f %% needed), "
+                    "%zu heads: %.1f %% within the bounds, %.1f %% within %g times the bounds (%.0f %% needed), "
                     "mean sparsity %.1f %%: %s\n",
-                    heads_.size(), 100 * ShareWithin(1), 100 * ShareWithin(SPARGE_SINGLE_CALL), 100 * kShareWithin,
-                    100 * MeanSparsity(), passed() ? "passed" : "failed");
+                    heads_.size(), 100 * ShareWithin(1), 100 * ShareWithin(SPARGE_SINGLE_CALL), SPARGE_SINGLE_CALL,
+                    100 * kShareWithin, 100 * MeanSparsity(), passed() ? "passed" : "failed");
 }
 
 }  // namespace sparge::cli

@@ -2,7 +2,7 @@
 """Constants that the documents quote are those of the program and of the source: documents_test.py SPARGE FOLDER
 
 A row of QUOTES is a document, a pattern with a group per number, and where the truth of each number is:
-  info.NAME      `sparge info --json`; NAME may go into its `defaults`: info.defaults.tune.l1
+  info.NAME      `sparge info --json`; NAME may go into its `defaults`: info.defaults.tune.target_l1
   header.NAME    a macro of include/sparge/sparge.h
   source.NAME    a constant in the source: NAME = 12, once, or everywhere with the same value
   12, 0.5        a number that follows from others, given by a function of the other truths
@@ -23,7 +23,7 @@ HEADER = "include/sparge/sparge.h"
 TILE = ("header.SPARGE_BLOCK_Q", "header.SPARGE_BLOCK_K")
 BOUNDS = ("info.defaults.target_l1", "info.defaults.pv_l1", "info.defaults.round_l1")
 PARAMS = ("info.defaults.tau", "info.defaults.theta", "info.defaults.pv_skip")
-TUNE = ("info.defaults.tune.l1", "info.defaults.tune.l2", "info.defaults.tune.round_l1")
+TUNE = ("info.defaults.tune.target_l1", "info.defaults.tune.pv_l1", "info.defaults.tune.round_l1")
 
 QUOTES = (
     # The error that is accepted.
@@ -31,7 +31,7 @@ QUOTES = (
     ("README.md", rf"error within {N} per head", BOUNDS[:1]),
     ("README.md", rf"default \(`target_l1={N}`, int8\)", BOUNDS[:1]),
     ("README.md", rf"\(default {N}, and {N} once products are skipped\), and of the precision itself \(default\s+{N}:", BOUNDS),
-    (CLI, rf"`--target-l1 X` \| {N} \|", BOUNDS[:1]),
+    (CLI, rf"`--target-l1 X` \| {N} \| `auto`", BOUNDS[:1]),
     (CLI, rf"`--pv-l1 X` \| {N} times that", ("info.defaults.pv_room",)),
     (CLI, rf"`--round-l1 X` \| {N} \| `auto`", BOUNDS[2:]),
     (TUNING, rf"target_l1 {N}, pv_l1 {N}, round_l1 {N}", BOUNDS),
@@ -61,17 +61,17 @@ QUOTES = (
     ("docs/predictor.md", rf"each tile \({N} queries x {N} keys\)", TILE),
     ("docs/ggml.md", rf"sizes up to {N}, values", ("header.SPARGE_MAX_HEAD_DIM",)),
     (HEADER, r"Head sizes 1\.\.(\d+)", ("header.SPARGE_MAX_HEAD_DIM",)),
-    ("docs/numerics.md", rf"as much as {N} queries take to use it unpacked", ("source.kFewQueries",)),
-    (HEADER, rf"at least: up to {N} queries per kv head", ("source.kFewQueries",)),
+    ("docs/numerics.md", rf"as much as {N} queries take to use it unpacked", ("source.kDirectQueries",)),
+    (HEADER, rf"at least: up to {N} queries per kv head", ("source.kDirectQueries",)),
     ("docs/ggml.md", rf"with at least {N} queries: prompts", (lambda truth: truth("header.SPARGE_FEW_QUERIES") + 1,)),
     # Tuning and checking.
-    (CLI, rf"`--l1 X` \| {N} \|", TUNE[:1]),
-    (CLI, rf"`--l2 X` \| {N} times", (lambda truth: truth(TUNE[1]) / truth(TUNE[0]),)),
+    (CLI, rf"`--target-l1 X` \| {N} \| relative", TUNE[:1]),
+    (CLI, rf"`--pv-l1 X` \| {N} times `--target-l1`", (lambda truth: truth(TUNE[1]) / truth(TUNE[0]),)),
     (CLI, rf"`--round-l1 X` \| {N} \| relative", TUNE[2:]),
-    (CLI, rf"at least {N} % of the heads must be within {N} times", (lambda t: PERCENT * t("source.kShareWithin"), "source.kSlack")),
-    (TUNING, rf"fewer than {N} % of the heads are within {N} times", (lambda t: PERCENT * t("source.kShareWithin"), "source.kSlack")),
+    (CLI, rf"at least {N} % of the heads must be within {N} times", (lambda t: PERCENT * t("source.kShareWithin"), "header.SPARGE_SINGLE_CALL")),
+    (TUNING, rf"fewer than {N} % of the heads are within {N} times", (lambda t: PERCENT * t("source.kShareWithin"), "header.SPARGE_SINGLE_CALL")),
     (TUNING, rf"no sample is beyond {N} times the bound", ("source.kLargestSample",)),
-    (TUNING, rf"mean \+ {N} standard deviations are within {N} times", ("source.kNineteenOfTwenty", "source.kSlack")),
+    (TUNING, rf"mean \+ {N} standard deviations are within {N} times", ("source.kOneInTwenty", "header.SPARGE_SINGLE_CALL")),
     (TUNING, rf"through {N} values of tau", ("source.kTaus",)),
     (TUNING, rf"infinity down through {N} values", ("source.kSkips",)),
     (TUNING, rf"Beyond {N} samples older ones fade", ("source.kWindow",)),

@@ -106,7 +106,9 @@ TEST(Layer, WholePromptsAreAutomatic) {
     want.desc.dense_tail = 128;
     want.ByPlan(context);
     ExpectSame(have, want);
-    if (call == 3) EXPECT_LT(have.stats.total.pv_computed, have.stats.total.pv_eligible);
+    if (call == 3) {
+      EXPECT_LT(have.stats.total.pv_computed, have.stats.total.pv_eligible);
+    }
   }
   EXPECT_EQ(layer.Heads().size(), 1U);
   EXPECT_EQ(layer.Heads()[0][2].samples, calibration.Head(2).samples);

@@ -440,7 +440,7 @@ SPARGE_API sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t toke
  *                 queries than an earlier one of its kind, which is how a prompt in batches ends
  *   samples       a causal call that goes on with a prompt, against more keys than queries, is small and unlike the
  *                 last one: it is sampled anew
- *   keys          that such a call meets are kept packed for the next one (keep_keys), unless it has offsets or a mask.
+ *   keys          that such a call meets, of more than few queries, are kept packed for the next one (keep_keys), unless it has offsets or a mask.
  *                 Where there is no memory for that, the call does without
  * Where every tile is computed there is no PV skip either. */
 typedef struct sparge_layer sparge_layer;

@@ -88,8 +88,10 @@ int64_t MostQueries(const sparge_plan_desc& desc) {
 }
 
 bool UsesKeys(const LayerSettings& settings, const sparge_plan_desc& desc) {
-  return settings.keep_keys && settings.remembers && desc.q_offsets == nullptr && desc.mask == SPARGE_MASK_NONE &&
-         GoesOn(desc);  // a grid is never causal
+  // Few queries are computed by another kind of plan, which would empty the cache of the prompt.
+  const bool few = MostQueries(desc) <= SPARGE_FEW_QUERIES;
+  return settings.keep_keys && settings.remembers && !few && desc.q_offsets == nullptr &&
+         desc.mask == SPARGE_MASK_NONE && GoesOn(desc);  // a grid is never causal
 }
 
 void Fill(const LayerSettings& settings, Tiles tiles, int64_t most_queries, sparge_plan_desc& desc) {

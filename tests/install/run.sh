@@ -35,7 +35,11 @@ string(REPLACE "." ";" parts ${PACKAGE_FIND_VERSION})
 list(GET parts 0 PACKAGE_FIND_VERSION_MAJOR)
 list(GET parts 1 PACKAGE_FIND_VERSION_MINOR)
 include(${VERSION_FILE})
-message("${PACKAGE_VERSION} ${PACKAGE_VERSION_COMPATIBLE}")
+if(PACKAGE_VERSION_COMPATIBLE)
+  message("${PACKAGE_VERSION} TRUE")
+else()  # not set, or FALSE
+  message("${PACKAGE_VERSION} FALSE")
+endif()
 EOF
 accepts() { # a version that somebody asks for
   cmake -DPACKAGE_FIND_VERSION="$1" -DVERSION_FILE="$version_file" -DCMAKE_SIZEOF_VOID_P=8 -P "$work/accepts.cmake" 2>&1
@@ -50,8 +54,8 @@ expect() { # a version that somebody asks for, and the answer
 }
 expect 0.3 TRUE
 expect "$version" TRUE
-expect "$major.$((minor + 1))" ""
-expect "$((major + 1)).0" ""
+expect "$major.$((minor + 1))" FALSE
+expect "$((major + 1)).0" FALSE
 library=$(find "$prefix" -name "libsparge.so.$version")
 if [[ -n $library ]]; then
   soname=$(readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\].*/\1/p')
