@@ -58,7 +58,7 @@ QUOTES = (
     (REPORT, rf"one tile of {N} queries by {N} keys", TILE),
     ("docs/algorithm.md", rf"`SPARGE_BLOCK_Q` = {N} queries against a block of `SPARGE_BLOCK_K` = {N} keys", TILE),
     ("docs/parity.md", rf"\| {N} x {N} everywhere \|", TILE),
-    ("docs/predictor.md", rf"each tile \({N} queries x {N} keys\)", TILE),
+    ("docs/studies/predictor.md", rf"each tile \({N} queries x {N} keys\)", TILE),
     ("docs/ggml.md", rf"sizes up to {N}, values", ("header.SPARGE_MAX_HEAD_DIM",)),
     (HEADER, r"Head sizes 1\.\.(\d+)", ("header.SPARGE_MAX_HEAD_DIM",)),
     ("docs/numerics.md", rf"as much as {N} queries take to use it unpacked", ("source.kDirectQueries",)),
@@ -132,21 +132,61 @@ def compare(document, text, pattern, names, truths):
             for said in found if any(abs(float(s.rstrip('.')) - w) > 1e-9 * abs(w) for s, w in zip(said, wanted, strict=True))]
 
 
-def self_test(truths):
+# Documents that name things in the source, and where to look for them.
+TOURS = ("HACKING.md", "CONTRIBUTING.md", "docs/algorithm.md", "docs/layout.md", "docs/numerics.md", "docs/tuning.md")
+# Names of others, made-up ones, and what is made later.
+NOT_OURS = ("CamelCase", "kName", "-inl.h", "ggml-backend-impl.h", "python/sparge/bin/", "sparge_calibration_", "sparge_tuner_")
+TREE = ("include", "src", "io", "cli", "ggml", "python", "tests", "bench", "scripts", "docs", "tools", "cmake", "data", "build")
+NAME = re.compile(r"(?:[A-Za-z_]\w*::)?(k[A-Z]\w*|[A-Z][a-z]+[A-Z]\w*|SPARGE_\w+|HWY_\w+|sparge_\w+)")
+FILE = re.compile(r"[\w./*+-]+\.(?:h|hpp|cc|c|py|sh|md|json|in|txt|cmake)")
+
+
+def absent_names(text, root):
+    """Identifiers, files and folders in `code` of the text that are not in the tree."""
+    files = {f for folder in TREE for f in (root / folder).rglob("*")
+             if f.is_file() and "build" not in f.relative_to(root).parts[:1]}
+    names = {f.name for f in files}
+    words = set()
+    for file in files:
+        if file.suffix in (".h", ".hpp", ".cc", ".c", ".py", ".in", ".cmake"):
+            words.update(re.findall(r"\w+", file.read_text("utf-8", "replace")))
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    absent = []
+    for code in re.findall(r"`([^`\n]+)`", prose):
+        if code in NOT_OURS:
+            continue
+        identifier = NAME.fullmatch(code)
+        if identifier and identifier[1] not in words:
+            absent.append(code)
+        elif FILE.fullmatch(code) and "build/" not in code:
+            found = any(root.glob(code)) or any(pathlib.PurePath(name).match(code) for name in names)
+            if not found and not any(f.as_posix().endswith("/" + code) for f in files):
+                absent.append(code)
+        elif re.fullmatch(r"[\w./-]+/", code) and not (root / code).is_dir() and "build/" not in code:
+            if not any((root / folder / code).is_dir() for folder in ("src/cpu", "python", "python/sparge")):
+                absent.append(code)
+    return absent
+
+
+def self_test(truths, root):
     """A document that drifts is found, and so are rows that look at nothing."""
     row = (rf"within {N} of", BOUNDS[:1])
     right = "within %g of" % truths(BOUNDS[0])
     assert compare("d", right, *row, truths) == []
     assert len(compare("d", right + ", within 0.5 of", *row, truths)) == 1
     assert len(compare("d", "about 0.015", *row, truths)) == 1
-    assert len(compare("d", right, row[0], ("source.kNoSuchName",), truths)) == 1
+    assert len(compare("d", right, row[0], ("source.kNo" + "SuchName",), truths)) == 1
+    gone = "`kNo" + "SuchName`, `src/no_such_file.h`, `no_such_file.cc`, `src/nowhere/`"
+    assert len(absent_names("`kBlockQ` in `src/base/units.h`, `units.h`, `src/base/`, " + gone, root)) == 4
 
 
 def main():
     program, root = str(pathlib.Path(sys.argv[1]).resolve()), pathlib.Path(sys.argv[2])
     truths = Truths(program, root)
-    self_test(truths)
-    faults = [fault for document, pattern, names in QUOTES
+    self_test(truths, root)
+    faults = [f"{tour}: `{name}` does not exist" for tour in TOURS
+              for name in absent_names((root / tour).read_text("utf-8"), root)]
+    faults += [fault for document, pattern, names in QUOTES
               for fault in compare(document, (root / document).read_text("utf-8"), pattern, names, truths)]
     print("\n".join(faults) or f"{len(QUOTES)} quotations agree with program and source")
     return 1 if faults else 0

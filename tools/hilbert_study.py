@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Self-similarity and sparsity of image and video heads in four orders of their tokens: random, row by row, time first,
-and along the Hilbert curve (docs/hilbert.md).
+and along the Hilbert curve (docs/studies/hilbert.md).
 
 Needs:  pip install numpy, and a build of sparge with a shared library
 Usage:  hilbert_study.py [--build build/release] [--error 0.02] [--seeds 3] [--json FILE]

@@ -142,7 +142,7 @@ typedef enum sparge_select {
   SPARGE_SELECT_AUTO = 4, /* per head, what is fastest within the error bounds of `calibration` */
   SPARGE_SELECT_FLOOR = 5 /* every tile with a predicted mass of at least (1 - tau) / sqrt(visible tiles of its row) */
 } sparge_select;
-/* How the mass of a tile is guessed (docs/predictor.md). */
+/* How the mass of a tile is guessed (docs/studies/predictor.md). */
 typedef enum sparge_predictor {
   SPARGE_PREDICT_DEFAULT = 0, /* KEYS for SELECT_FLOOR and SELECT_AUTO, PAPER for SELECT_CDF and SELECT_TOPK */
   SPARGE_PREDICT_KEYS = 1,    /* means of neighbouring queries against every key */
