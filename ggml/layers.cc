@@ -126,9 +126,11 @@ Totals ModelLayer::Sums() const {
 
 std::vector<HeadEstimate> ModelLayer::Estimates() const {
   std::vector<HeadEstimate> measured;
-  for (const std::vector<HeadEstimate>& heads : layer_->Heads()) {
-    std::copy_if(heads.begin(), heads.end(), std::back_inserter(measured),
-                 [](const HeadEstimate& head) { return head.samples > 0; });
+  for (const CalibrationView& calibration : layer_->Calibrations()) {
+    for (int64_t h = 0; h < calibration.heads(); ++h) {
+      const HeadEstimate head = calibration.Head(h);
+      if (head.samples > 0) measured.push_back(head);
+    }
   }
   return measured;
 }

@@ -505,7 +505,8 @@ SPARGE_API void sparge_layer_destroy(sparge_layer* layer); /* NULL is allowed */
 /* As sparge_run. `desc` says what is asked; what says how exactly (precision, select, params, heads, predictor,
  * head_precision, calibration, dense_tail, cache_tokens, least_effort) is the layer's to choose, and refused if it is
  * not as sparge_plan_desc_init left it. args->workspace may be NULL: then the context lends one. args->cache must be
- * NULL. Calls of several threads at once are allowed; those that keep keys wait for one another. */
+ * NULL. Whole calls only, no parts. Calls of several threads at once are allowed; those that keep keys wait for one
+ * another. */
 #define SPARGE_LAYER_DENSE 1u /* flag: every tile in this call (the first steps of a denoiser) */
 SPARGE_API sparge_status sparge_layer_run(sparge_layer* layer, sparge_context* context, const sparge_plan_desc* desc,
                                           const sparge_run_args* args, uint32_t flags);

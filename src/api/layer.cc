@@ -135,6 +135,13 @@ void RefuseChoices(const sparge_plan_desc& desc) {
   pointer("calibration", desc.calibration);
 }
 
+void RefuseParts(const sparge_plan_desc& desc) {
+  SPARGE_REQUIRE(desc.all_queries == 0 && desc.all_keys == 0,
+                 "all_queries=%" PRId64 " and all_keys=%" PRId64
+                 " make this a part of a call, and a layer takes whole ones",
+                 desc.all_queries, desc.all_keys);
+}
+
 // Plans on a context, whose workspaces serve calls that bring none.
 class ContextRunner final : public PlanRunner {
  public:
@@ -164,6 +171,7 @@ void RunLayer(Layer& layer, sparge_context& context, const sparge_plan_desc* giv
               const sparge_run_args* given_args, uint32_t flags) {
   const auto desc = CopySized("desc", given_desc, Defaults(&sparge_plan_desc_init_sized));
   RefuseChoices(desc);
+  RefuseParts(desc);
   CheckDescriptor(desc);
   auto args = CopySized("args", given_args, Defaults(&sparge_run_args_init_sized));
   args.struct_size = sizeof(args);
