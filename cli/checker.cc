@@ -1,6 +1,8 @@
 // checker.cc - runs the shipped path and the reference, and compares them stage by stage.
 #include "cli/checker.h"
 
+#include "cli/runner.h"
+
 namespace sparge::cli {
 
 void StageErrors::Add(const StageErrors& other) {
@@ -40,27 +42,27 @@ Json ErrorsJson(const StageErrors& errors) {
   return json;
 }
 
-Checker::Checker(const Context& context, const Problem& problem) : context_(context), problem_(problem) {
+Checker::Checker(const Context& context, Problem& problem) : context_(context), problem_(problem) {
   const PlanDesc& desc = problem.desc;
   map_.resize(static_cast<size_t>(desc.batch * desc.q_heads * TilesPerHead()) + 1);
   pv_groups_.resize(map_.size());
   head_stats_.resize(static_cast<size_t>(desc.batch * desc.q_heads));
-  RunShipped();
+  RunShipped(problem);
   RunWithoutSkip();
   RunDense();
 }
 
-void Checker::RunShipped() {
+void Checker::RunShipped(Problem& problem) {
   RunArgs args = problem_.args;
   args.o = OutputView(shipped_, problem_.desc);
   args.map_out = map_.data();
   args.pv_out = pv_groups_.data();
   args.head_stats = head_stats_.data();
-  Plan(context_, problem_.desc).Run(args);
+  RunProblem(context_, problem, args);
 }
 
 void Checker::RunWithoutSkip() {
-  PlanDesc desc = problem_.desc;
+  PlanDesc desc = problem_.InForce();
   desc.select = SPARGE_SELECT_MAP;
   const auto heads = SwitchSkipOff(desc);
   RunArgs args = problem_.args;
@@ -72,7 +74,7 @@ void Checker::RunWithoutSkip() {
 }
 
 void Checker::RunDense() {
-  PlanDesc desc = problem_.desc;
+  PlanDesc desc = problem_.InForce();
   desc.select = SPARGE_SELECT_ALL;
   const auto heads = SwitchSkipOff(desc);
   RunArgs args = problem_.args;

@@ -41,8 +41,9 @@ struct HeadTruth {
 // All heads of one problem; heads are numbered batch by batch.
 class Checker {
  public:
-  // Runs the shipped path, with and without PV skip, and the dense path.
-  Checker(const Context& context, const Problem& problem);
+  // Runs the shipped path, with and without PV skip, and the dense path. What a layer chose goes into `problem`, which
+  // must outlive this.
+  Checker(const Context& context, Problem& problem);
 
   int64_t heads() const { return static_cast<int64_t>(head_stats_.size()); }
   // Runs the reference twice, which is slow.
@@ -58,7 +59,7 @@ class Checker {
     const auto size = static_cast<size_t>(TilesPerHead());
     return std::span(tiles).subspan(static_cast<size_t>(head) * size, size);
   }
-  void RunShipped();
+  void RunShipped(Problem& problem);
   void RunWithoutSkip();
   void RunDense();
   std::vector<float> Reference(HeadProblem slice, const uint8_t* map, float* mass) const;

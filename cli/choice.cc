@@ -1,8 +1,7 @@
-// choice.cc - fits a preset to a problem, or calibrates for it, and sets its parameters head by head.
+// choice.cc - fits a preset to a problem, and tells what a layer of the library chose for one.
 #include "cli/choice.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "cli/report.h"
 #include "io/captures.h"
@@ -11,10 +10,6 @@ namespace sparge::cli {
 namespace {
 
 using io::Quoted;
-
-// Of the time of a dense run, per pass: the first finds theta and tau, the second the PV skip for them.
-constexpr double kEffort = 0.25;
-constexpr int kPasses = 2;
 
 void CheckFits(const io::PresetLayer& layer, const PlanDesc& desc, const std::string& which) {
   const auto same = [&which](const char* what, int64_t preset, int64_t input) {
@@ -32,43 +27,7 @@ void CheckFits(const io::PresetLayer& layer, const PlanDesc& desc, const std::st
   }
 }
 
-void Calibrate(const Context& context, const Options& options, Problem& problem) {
-  CalibrationDesc desc;
-  desc.q_heads = problem.desc.q_heads;
-  if (options.target_l1) desc.target_l1 = *options.target_l1;
-  desc.pv_l1 = options.pv_l1.value_or(SPARGE_PV_ROOM * desc.target_l1);
-  if (options.round_l1) desc.round_l1 = *options.round_l1;
-  desc.seed = static_cast<uint64_t>(options.seed.value_or(0));
-  const Calibration calibration(desc);
-  problem.desc.calibration = calibration.get();
-  const auto start = std::chrono::steady_clock::now();
-  {
-    Plan plan(context, problem.desc);
-    const double effort = CalibrationEffort(kEffort, problem.desc.batch * problem.desc.q_tokens, 1);
-    for (int pass = 0; pass < kPasses; ++pass) plan.Calibrate(problem.args, effort);
-  }
-  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-  std::vector<io::PresetHead> heads;
-  std::vector<HeadEstimate> estimates;
-  for (int64_t head = 0; head < desc.q_heads; ++head) {
-    estimates.push_back(calibration.Head(head));
-    heads.push_back(ChosenHead(estimates.back()));
-    heads.back().precision = std::min(heads.back().precision, problem.desc.precision);  // more bits have lower numbers
-  }
-  SetHeads(heads, problem);
-  problem.per_head->estimates = std::move(estimates);
-  problem.per_head->calibrate_ms = time.count();
-}
-
-}  // namespace
-
-double CalibrationEffort(double usual, int64_t q_tokens, double most) {
-  // A sample is 12 or 16 queries and costs about twice their dense time: the dense time of so many queries is that of
-  // 24 to 32 samples. A choice needs a dozen, and the standard error of so few is large.
-  constexpr double kQueries = 768;
-  return std::clamp(kQueries / static_cast<double>(std::max<int64_t>(q_tokens, 1)), usual, most);
-}
-
+// What a calibration chose for a head.
 io::PresetHead ChosenHead(const HeadEstimate& estimate) {
   io::PresetHead head;
   head.precision = estimate.precision;
@@ -80,6 +39,7 @@ io::PresetHead ChosenHead(const HeadEstimate& estimate) {
   return head;
 }
 
+// Makes `problem` a plan of these heads, one per query head.
 void SetHeads(const std::vector<io::PresetHead>& heads, Problem& problem) {
   PerHead per_head;
   problem.desc.select = SPARGE_SELECT_FLOOR;  // for dense heads alone any rule will do
@@ -91,8 +51,9 @@ void SetHeads(const std::vector<io::PresetHead>& heads, Problem& problem) {
   problem.per_head = std::move(per_head);
   problem.desc.heads = problem.per_head->params.data();
   problem.desc.head_precision = problem.per_head->precision.data();
-  problem.desc.calibration = nullptr;
 }
+
+}  // namespace
 
 HeadChooser::HeadChooser(const Options& options) : options_(options) {
   if (options.preset.empty()) return;
@@ -104,16 +65,6 @@ HeadChooser::HeadChooser(const Options& options) : options_(options) {
   if (preset_->partial) {
     throw UsageError("--preset " + options.preset + ": is unfinished; `sparge tune` has to be continued first");
   }
-}
-
-void HeadChooser::Choose(const Context& context, const std::string& file, Problem& problem) const {
-  TakePreset(file, problem);
-  if (problem.desc.select != SPARGE_SELECT_AUTO) return;
-  if (!problem.v) {
-    throw UsageError((file.empty() ? "--v is missing: " : file + ": has no tensor v: ") + SelectionOf(options_).flag +
-                     " measures errors on the result; --tau X selects by predicted mass, without values");
-  }
-  Calibrate(context, options_, problem);
 }
 
 void HeadChooser::TakePreset(const std::string& file, Problem& problem) const {
@@ -132,17 +83,44 @@ void HeadChooser::TakePreset(const std::string& file, Problem& problem) const {
   problem.per_head->layer = name;
 }
 
-std::string EstimatesText(const Problem& problem) {
-  if (!problem.per_head || problem.per_head->estimates.empty()) return "";
+void TakeChoice(const Layer& layer, int64_t calls, Problem& problem) {
+  const auto least = static_cast<sparge_precision>(problem.automatic->layer.precision);
+  const std::vector<std::vector<HeadEstimate>> kinds = layer.Heads();  // of calls: all were of one kind
+  PerHead per_head;
+  per_head.calls = calls;
+  if (!kinds.empty()) per_head.estimates = kinds[0];
+  for (int64_t i = 0; i < problem.desc.q_heads; ++i) {
+    const io::PresetHead head = kinds.empty() ? io::PresetHead() : ChosenHead(kinds[0][static_cast<size_t>(i)]);
+    per_head.params.push_back(head.params);
+    per_head.precision.push_back(std::min(head.precision, least));  // more bits have lower numbers
+  }
+  problem.per_head = std::move(per_head);
+}
+
+std::string ChoiceText(const Problem& problem) {
+  if (!problem.automatic || !problem.per_head) return "";
+  const LayerDesc& layer = problem.automatic->layer;
   const std::vector<HeadEstimate>& estimates = problem.per_head->estimates;
-  std::string text = Format("calibrated in %.1f ms:", problem.per_head->calibrate_ms);
+  if (estimates.empty()) {
+    return layer.target_l1 == 0
+               ? "--target-l1 0: every tile\n"
+               : Format(
+                     "every tile: %lld queries on %lld keys; tiles are skipped with more than %d "
+                     "queries and at least %lld keys\n",
+                     static_cast<long long>(problem.desc.q_tokens), static_cast<long long>(problem.desc.kv_tokens),
+                     SPARGE_FEW_QUERIES, static_cast<long long>(layer.min_keys));
+  }
+  std::string text = Format("call %lld of its layer:", static_cast<long long>(problem.per_head->calls));
+  bool unknown = false;
   for (size_t i = 0; i < estimates.size(); ++i) {
     const HeadEstimate& e = estimates[i];
-    const char* precision = io::PrecisionName(e.precision);
-    text += Format("%s head %zu %s ", i == 0 ? "" : ";", i, precision);
-    text += e.state == SPARGE_HEAD_SPARSE ? Format("sparsity %.1f %%, L1 %.2g", 100 * e.sparsity, e.pv_l1) : "dense";
+    text += Format("%s head %zu %s ", i == 0 ? "" : ";", i, io::PrecisionName(problem.per_head->precision[i]));
+    text += e.state == SPARGE_HEAD_SPARSE  ? Format("sparsity %.1f %%, L1 %.2g", 100 * e.sparsity, e.pv_l1)
+            : e.state == SPARGE_HEAD_DENSE ? "dense"
+                                           : "dense, too few rows measured yet";
+    unknown = unknown || e.state == SPARGE_HEAD_UNKNOWN;
   }
-  return text + "\n";
+  return text + (unknown ? " (--warm N makes N calls before this one)\n" : "\n");
 }
 
 }  // namespace sparge::cli

@@ -1,4 +1,4 @@
-// choice.h - parameters per head for a problem: from a preset, or from a calibration made for this one run.
+// choice.h - parameters per head for a problem: from a preset, or what a layer of the library chose.
 #ifndef SPARGE_CLI_CHOICE_H_
 #define SPARGE_CLI_CHOICE_H_
 
@@ -13,7 +13,7 @@
 
 namespace sparge::cli {
 
-// What --preset or --select auto ask for; without either it leaves problems as they are.
+// What --preset asks for; without one it leaves problems as they are.
 class HeadChooser {
  public:
   // Reads the preset. Throws UsageError.
@@ -22,8 +22,6 @@ class HeadChooser {
   // Throws UsageError if the preset, if any, does not fit the problem. `file` is where it was read from; its folder is
   // the layer unless --layer says otherwise.
   void TakePreset(const std::string& file, Problem& problem) const;
-  // The same, and calibrates if asked to, which takes about half the time of a dense run.
-  void Choose(const Context& context, const std::string& file, Problem& problem) const;
   const std::optional<io::Preset>& preset() const { return preset_; }
 
  private:
@@ -31,16 +29,10 @@ class HeadChooser {
   std::optional<io::Preset> preset_;
 };
 
-// Makes `problem` a plan of these heads, one per query head.
-void SetHeads(const std::vector<io::PresetHead>& heads, Problem& problem);
-// The share of a dense run that a pass of calibration over so many query tokens takes: `usual`, and more where that
-// would be fewer samples than a choice needs, up to `most`.
-double CalibrationEffort(double usual, int64_t q_tokens, double most);
-// What a calibration chose for a head; nothing is `measured` yet.
-io::PresetHead ChosenHead(const HeadEstimate& estimate);
-
-// One line on a calibration made for this run; empty without one.
-std::string EstimatesText(const Problem& problem);
+// Keeps in `problem`, which has run through `layer` so many times, what is in force for its heads.
+void TakeChoice(const Layer& layer, int64_t calls, Problem& problem);
+// One line on that; empty without.
+std::string ChoiceText(const Problem& problem);
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_CHOICE_H_

@@ -23,7 +23,7 @@ struct FileResult {
   Json parameters;
 };
 
-FileResult CheckFile(const Context& context, const Problem& problem, const std::string& file, Progress& progress) {
+FileResult CheckFile(const Context& context, Problem& problem, const std::string& file, Progress& progress) {
   const Checker checker(context, problem);
   FileResult result{file, problem.desc.q_heads, {}, Json::object()};
   AddParameters(result.parameters, problem);
@@ -101,7 +101,7 @@ int Check(const Options& options) {
   const Context context(options.threads);
   std::vector<FileResult> files;
   StageErrors total;
-  inputs.ForEach(context, "checking heads", [&](Problem& problem, const std::string& file, Progress& progress) {
+  inputs.ForEach("checking heads", [&](Problem& problem, const std::string& file, Progress& progress) {
     files.push_back(CheckFile(context, problem, file, progress));
     for (const StageErrors& errors : files.back().heads) total.Add(errors);
   });

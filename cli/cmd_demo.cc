@@ -6,7 +6,6 @@
 #include <limits>
 #include <memory>
 
-#include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/metrics.h"
 #include "cli/options.h"
@@ -14,6 +13,7 @@
 #include "cli/problem.h"
 #include "cli/progress.h"
 #include "cli/report.h"
+#include "cli/runner.h"
 
 #ifndef SPARGE_DATA_DIR
 #define SPARGE_DATA_DIR ""
@@ -23,6 +23,7 @@ namespace sparge::cli {
 namespace {
 
 constexpr int kRounds = 3;
+constexpr int64_t kLearned = 20;  // calls, after which a layer measures little more
 
 struct DemoOptions {
   std::string data;
@@ -50,20 +51,22 @@ struct Row {
   }
 };
 
-// One way of computing a head: a plan, its result, and its best time so far.
+// One way of computing a head: its result, and its best time so far.
 class Contender {
  public:
-  Contender(const Context& context, const HeadProblem& head, sparge_precision precision, bool sparse)
-      : desc_(Describe(head.desc, precision, sparse)), plan_(context, desc_), args_(head.args) {
+  Contender(const Context& context, const PlanDesc& desc, const std::optional<Automatic>& automatic,
+            const RunArgs& args)
+      : desc_(desc), runner_(context, desc_, automatic), args_(args) {
     args_.o = OutputView(o_, desc_);
     args_.stats = &stats_;
+    runner_.RunSettled(args_);
   }
   Contender(const Contender&) = delete;
   Contender& operator=(const Contender&) = delete;
 
   void Time() {
     const auto start = std::chrono::steady_clock::now();
-    plan_.Run(args_);
+    runner_.Run(args_);
     const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
     best_ms_ = std::min(best_ms_, elapsed.count());
   }
@@ -72,29 +75,26 @@ class Contender {
   const Stats& stats() const { return stats_; }
 
  private:
-  static PlanDesc Describe(PlanDesc desc, sparge_precision precision, bool sparse) {
-    desc.precision = precision;
-    if (!sparse) {
-      desc.select = SPARGE_SELECT_ALL;
-      desc.heads = nullptr;
-      desc.head_precision = nullptr;
-      desc.params.pv_skip = SPARGE_PV_SKIP_OFF;
-    }
-    return desc;
-  }
-
   PlanDesc desc_;
-  Plan plan_;
+  Runner runner_;
   RunArgs args_;
   Stats stats_;
   std::vector<float> o_;
   double best_ms_ = std::numeric_limits<double>::infinity();
 };
 
-Row MeasureHead(const Context& context, const HeadProblem& head) {
-  Contender fp32(context, head, SPARGE_PRECISION_FP32, false);
-  Contender int8(context, head, SPARGE_PRECISION_INT8, false);
-  Contender sparse(context, head, SPARGE_PRECISION_INT8, true);
+PlanDesc Dense(PlanDesc desc, sparge_precision precision) {
+  desc.precision = precision;
+  desc.select = SPARGE_SELECT_ALL;
+  desc.params.pv_skip = SPARGE_PV_SKIP_OFF;
+  return desc;
+}
+
+Row MeasureHead(const Context& context, const Problem& problem, int64_t index) {
+  const HeadProblem head = SliceHead(problem, index / problem.desc.q_heads, index % problem.desc.q_heads);
+  Contender fp32(context, Dense(head.asked, SPARGE_PRECISION_FP32), std::nullopt, head.args);
+  Contender int8(context, Dense(head.asked, SPARGE_PRECISION_INT8), std::nullopt, head.args);
+  Contender sparse(context, head.asked, problem.automatic, head.args);
   // In turns, so that a busy moment of the machine does not hit one of them only.
   for (int round = 0; round < kRounds; ++round) {
     fp32.Time();
@@ -102,7 +102,7 @@ Row MeasureHead(const Context& context, const HeadProblem& head) {
     sparse.Time();
   }
   Row row;
-  row.tokens = head.desc.q_tokens;
+  row.tokens = head.asked.q_tokens;
   row.fp32_ms = fp32.best_ms();
   row.int8_ms = int8.best_ms();
   row.sparse_ms = sparse.best_ms();
@@ -122,11 +122,10 @@ std::string TitleOf(const Problem& problem, const std::string& file) {
 std::vector<Row> Measure(const Context& context, const std::vector<std::string>& files) {
   std::vector<Problem> problems;
   int64_t heads = 0;
-  const Options options;  // that is, what every client of the library does
-  const HeadChooser chooser(options);
+  Options options;          // that is, what every client of the library does
+  options.warm = kLearned;  // in a model that has seen some prompts
   for (const std::string& file : files) {
     problems.push_back(LoadProblem(Verb::kCheck, options, file));
-    chooser.Choose(context, file, problems.back());
     heads += problems.back().desc.batch * problems.back().desc.q_heads;
   }
   Progress progress("measuring heads", heads);
@@ -134,7 +133,7 @@ std::vector<Row> Measure(const Context& context, const std::vector<std::string>&
   for (size_t i = 0; i < files.size(); ++i) {
     const PlanDesc& desc = problems[i].desc;
     for (int64_t head = 0; head < desc.batch * desc.q_heads; ++head) {
-      rows.push_back(MeasureHead(context, SliceHead(problems[i], head / desc.q_heads, head % desc.q_heads)));
+      rows.push_back(MeasureHead(context, problems[i], head));
       rows.back().title = TitleOf(problems[i], files[i]);
       rows.back().head = head;
       progress.Step();

@@ -8,6 +8,7 @@
 #include "cli/outputs.h"
 #include "cli/problem.h"
 #include "cli/report.h"
+#include "cli/runner.h"
 
 namespace sparge::cli {
 namespace {
@@ -54,8 +55,7 @@ int Map(const Options& options) {
   Problem problem = LoadProblem(Verb::kMap, options, options.tensors);
   CheckOutputs(options, problem.q.dtype);
   const Context context(options.threads);
-  chooser.Choose(context, options.tensors, problem);
-  Plan plan(context, problem.desc);
+  chooser.TakePreset(options.tensors, problem);
   RunArgs args = problem.args;
   io::Tensor map = io::MakeTensor(io::DType::U8, MapShape(problem));
   std::vector<sparge_head_stats> head_stats(static_cast<size_t>(problem.desc.batch * problem.desc.q_heads));
@@ -63,8 +63,14 @@ int Map(const Options& options) {
   args.map_out = reinterpret_cast<uint8_t*>(map.data.data());
   args.stats = &stats;
   args.head_stats = head_stats.data();
-  std::fputs((NotesText(problem, options.tensors) + EstimatesText(problem)).c_str(), stderr);
-  plan.Predict(args);
+  std::vector<float> o;
+  if (problem.automatic) {
+    args.o = OutputView(o, problem.desc);  // what a layer skips is known when it has run
+    RunProblem(context, problem, args);
+  } else {
+    Plan(context, problem.desc).Predict(args);
+  }
+  std::fputs((NotesText(problem, options.tensors) + ChoiceText(problem)).c_str(), stderr);
 
   std::vector<HeadFigures> heads;
   for (size_t i = 0; i < head_stats.size(); ++i) {

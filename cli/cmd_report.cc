@@ -54,6 +54,13 @@ std::string PictureStem(const NamedReport& report) {
   return stem.substr(0, kRoom);
 }
 
+std::string LowerCase(std::string text) {
+  for (char& c : text) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return text;
+}
+
 // "STEM-headN.png"; "STEM-2-headN.png" where an earlier file has such names already, in whatever case.
 std::vector<std::string> PictureNames(const std::string& stem, const Problem& problem, std::set<std::string>& taken) {
   const int64_t heads = problem.q_blocks() * problem.k_blocks() == 0 ? 0 : problem.desc.batch * problem.desc.q_heads;
@@ -61,10 +68,11 @@ std::vector<std::string> PictureNames(const std::string& stem, const Problem& pr
     std::vector<std::string> names, folded;
     for (int64_t i = 0; i < heads; ++i) {
       const int64_t batch = i / problem.desc.q_heads, head = i % problem.desc.q_heads;
-      std::string name = stem + (copy > 1 ? "-" + std::to_string(copy) : "");
-      if (batch > 0) name += "-batch" + std::to_string(batch);
+      std::string name = stem;
+      if (copy > 1) name.append("-").append(std::to_string(copy));
+      if (batch > 0) name.append("-batch").append(std::to_string(batch));
       names.push_back(name + "-head" + std::to_string(head) + ".png");
-      folded.push_back(CLI::detail::to_lower(names.back()));
+      folded.push_back(LowerCase(names.back()));
     }
     if (std::any_of(folded.begin(), folded.end(), [&](const auto& name) { return taken.contains(name); })) continue;
     taken.insert(folded.begin(), folded.end());
@@ -72,7 +80,7 @@ std::vector<std::string> PictureNames(const std::string& stem, const Problem& pr
   }
 }
 
-FileReport ReportFile(const Context& context, const Problem& problem, const std::string& path, const NamedReport& named,
+FileReport ReportFile(const Context& context, Problem& problem, const std::string& path, const NamedReport& named,
                       Progress& progress) {
   FileReport report;
   report.path = path;
@@ -82,9 +90,9 @@ FileReport ReportFile(const Context& context, const Problem& problem, const std:
   if (title != problem.metadata.end()) report.title = title->second;
   report.queries = problem.desc.q_tokens;
   report.keys = problem.desc.kv_tokens;
-  AddParameters(report.parameters, problem);
-  report.swept = SweptParameter(problem.desc.select);
   const FileReporter reporter(context, problem);
+  AddParameters(report.parameters, problem);
+  report.swept = SweptParameter(problem);
   for (int64_t head = 0; head < reporter.heads(); ++head) {
     report.heads.push_back(reporter.Measure(head));
     progress.Step();
@@ -160,7 +168,7 @@ int Report(const ReportOptions& options) {
   CheckOutputs(options, inputs, named);
   const Context context(common.threads);
   std::vector<FileReport> reports;
-  inputs.ForEach(context, "measuring heads", [&](Problem& problem, const std::string& file, Progress& progress) {
+  inputs.ForEach("measuring heads", [&](Problem& problem, const std::string& file, Progress& progress) {
     reports.push_back(ReportFile(context, problem, file, named[reports.size()], progress));
   });
   const Json data = ReportJson(context, reports, true);

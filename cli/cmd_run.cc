@@ -8,6 +8,7 @@
 #include "cli/outputs.h"
 #include "cli/problem.h"
 #include "cli/report.h"
+#include "cli/runner.h"
 
 namespace sparge::cli {
 namespace {
@@ -54,14 +55,13 @@ int Run(const Options& options) {
   Problem problem = LoadProblem(Verb::kRun, options, options.tensors);
   CheckOutputs(options, problem.q.dtype);
   const Context context(options.threads);
-  chooser.Choose(context, options.tensors, problem);
-  Plan plan(context, problem.desc);
+  chooser.TakePreset(options.tensors, problem);
   RunArgs args = problem.args;
   const Results results = MakeResults(options, problem, args);
   Stats stats;
   args.stats = &stats;
-  std::fputs((NotesText(problem, options.tensors) + EstimatesText(problem)).c_str(), stderr);
-  plan.Run(args);
+  RunProblem(context, problem, args);
+  std::fputs((NotesText(problem, options.tensors) + ChoiceText(problem)).c_str(), stderr);
 
   Outputs outputs;
   outputs.Add("--out", options.out, "o", results.o);

@@ -17,12 +17,12 @@ void Inputs::LookAtAll(const Look& look) {
   }
 }
 
-void Inputs::ForEach(const Context& context, const std::string& doing, const Work& work) const {
+void Inputs::ForEach(const std::string& doing, const Work& work) const {
   std::fputs(notes_.c_str(), stderr);
   Progress progress(doing, heads_);
   for (const std::string& source : sources_) {
     Problem problem = LoadProblem(verb_, options_, source);
-    chooser_.Choose(context, source, problem);
+    chooser_.TakePreset(source, problem);
     work(problem, source.empty() ? options_.q : source, progress);
   }
 }

@@ -28,7 +28,7 @@ class Inputs {
   // Reads them all. Throws UsageError if one is bad, or the preset does not fit it.
   void LookAtAll(const Look& look = {});
   // Says what was taken from metadata, and works on one after the other; `work` steps the progress once per head.
-  void ForEach(const Context& context, const std::string& doing, const Work& work) const;
+  void ForEach(const std::string& doing, const Work& work) const;
 
  private:
   Verb verb_;

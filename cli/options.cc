@@ -124,7 +124,7 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
               if (*options.pv_skip < 0) throw UsageError("--pv-skip: " + Quoted(text) + " is negative");
             });
   }
-  AddChoice(app, "--predictor", "how the mass of a tile is guessed; default keys for floor and auto, else paper",
+  AddChoice(app, "--predictor", "how the mass of a tile is guessed; default keys for floor, else paper",
             {"keys", "paper"}, [&options](const std::string& text) { options.predictor = text; });
   CLI::Option* sink = app.add_flag_function(
       "--sink", [&options](int64_t) { options.sink = true; }, "always keep the first key block; default when causal");
@@ -152,6 +152,9 @@ void RegisterTuned(CLI::App& app, Verb verb, Options& options) {
           [&options](const std::string& text) {
             options.seed = ParseInteger("--seed", text, 0, std::numeric_limits<int64_t>::max());
           });
+  AddText(app, "--warm", "N",
+          "auto: calls before the one that counts, for the layer to learn from; default: until each head has a choice",
+          group, [&options](const std::string& text) { options.warm = ParseInteger("--warm", text, 0, 1000); });
   AddFile(app, "--preset", "parameters per head, as `sparge tune` writes them", group, options.preset);
   AddText(app, "--layer", "NAME", "layer of --preset; for PATH the default is the folder of each file", group,
           [&options](const std::string& text) {
@@ -186,7 +189,8 @@ void CheckPreset(const Options& o) {
                {"--target-l1", o.target_l1.has_value()},
                {"--pv-l1", o.pv_l1.has_value()},
                {"--round-l1", o.round_l1.has_value()},
-               {"--seed", o.seed.has_value()}},
+               {"--seed", o.seed.has_value()},
+               {"--warm", o.warm.has_value()}},
               " has no meaning with --preset " + o.preset + ", which decides it");
   if (o.layer.empty() && o.paths.empty()) {
     throw UsageError("--layer is missing: which layer of --preset " + o.preset + "?");
@@ -218,14 +222,15 @@ void CheckSelection(const Options& o) {
                {"--tau", o.tau && !tau},
                {"--topk", o.topk && select != "topk"},
                {"--theta", o.theta && !predicted},
-               {"--predictor", o.predictor && !predicted && select != "auto"},
+               {"--predictor", o.predictor && !predicted},
                {o.sink.value_or(true) ? "--sink" : "--no-sink", o.sink && !predicted && select != "auto"}},
               with);
   if (select == "auto") return CheckAuto(o);
   RefuseGiven({{"--target-l1", o.target_l1.has_value()},
                {"--pv-l1", o.pv_l1.has_value()},
                {"--round-l1", o.round_l1.has_value()},
-               {"--seed", o.seed.has_value()}},
+               {"--seed", o.seed.has_value()},
+               {"--warm", o.warm.has_value()}},
               with + ": it belongs to --select auto");
 }
 

@@ -40,7 +40,7 @@ struct Options {
   std::optional<double> pv_skip;  // infinity = off
   std::optional<bool> sink;
   std::optional<double> target_l1, pv_l1, round_l1;  // of --select auto
-  std::optional<int64_t> seed;
+  std::optional<int64_t> seed, warm;
   std::string preset, layer;
 
   int32_t threads = 0;  // 0 = all

@@ -72,16 +72,39 @@ void DescribeAttention(const Options& options, const std::string& path, Problem&
   if (options.query_offset) desc.query_offset = *options.query_offset;
 }
 
+sparge_precision PrecisionOf(const Options& options, sparge_precision usual) {
+  for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
+    if (options.precision && *options.precision == io::PrecisionName(precision)) return precision;
+  }
+  return usual;
+}
+
+Automatic DescribeLayer(const Options& options) {
+  Automatic automatic;
+  LayerDesc& layer = automatic.layer;
+  if (options.target_l1) layer.target_l1 = *options.target_l1;
+  if (options.pv_l1) layer.pv_l1 = *options.pv_l1;
+  if (options.round_l1) layer.round_l1 = *options.round_l1;
+  layer.seed = static_cast<uint64_t>(options.seed.value_or(0));
+  // What SPARGE_PRECISION_AUTO means, said outright because reports tell it.
+  layer.precision = PrecisionOf(options, layer.target_l1 == 0 ? SPARGE_PRECISION_FP32 : PlanDesc().precision);
+  layer.keep_keys = 0;  // the same call again is not the next part of a prompt
+  automatic.warm = options.warm;
+  return automatic;
+}
+
 void DescribeSparsity(const Options& options, Problem& problem) {
   PlanDesc& desc = problem.desc;
   const std::string select = SelectionOf(options).name;
-  for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
-    if (options.precision && *options.precision == io::PrecisionName(precision)) desc.precision = precision;
+  if (options.sink) desc.keep_sink = *options.sink ? 1 : 0;
+  if (select == "auto") {
+    if (options.preset.empty()) problem.automatic = DescribeLayer(options);
+    return;
   }
+  desc.precision = PrecisionOf(options, desc.precision);
   desc.select = select == "all"     ? SPARGE_SELECT_ALL
                 : select == "topk"  ? SPARGE_SELECT_TOPK
                 : select == "map"   ? SPARGE_SELECT_MAP
-                : select == "auto"  ? SPARGE_SELECT_AUTO
                 : select == "floor" ? SPARGE_SELECT_FLOOR
                                     : SPARGE_SELECT_CDF;
   if (options.predictor) desc.predictor = *options.predictor == "paper" ? SPARGE_PREDICT_PAPER : SPARGE_PREDICT_KEYS;
@@ -89,7 +112,6 @@ void DescribeSparsity(const Options& options, Problem& problem) {
   if (options.topk) desc.params.topk = *options.topk;
   if (options.theta) desc.params.theta = *options.theta;
   if (options.pv_skip) desc.params.pv_skip = *options.pv_skip;
-  if (options.sink) desc.keep_sink = *options.sink ? 1 : 0;
 }
 
 // The library broadcasts by stride 0, except along keys, where the stride is 1: such a mask is written out.
@@ -183,15 +205,35 @@ Problem LoadProblem(Verb verb, const Options& options, const std::string& tensor
   AttachMask(options, problem);
   problem.grid = TakeGrid(options.grid, problem.metadata, tensors, problem.desc, problem.notes);
   AttachMap(options, problem);
+  if (problem.automatic && !problem.v) {
+    throw UsageError((tensors.empty() ? "--v is missing: " : tensors + ": has no tensor v: ") +
+                     SelectionOf(options).flag +
+                     " measures errors on the result; --tau X selects by predicted mass, without values");
+  }
   return problem;
 }
 
+PlanDesc Problem::InForce() const {
+  PlanDesc chosen = desc;
+  if (!automatic || !per_head) return chosen;
+  const auto sparse = [](const sparge_head_params& head) { return head.tau < 1; };
+  chosen.precision = static_cast<sparge_precision>(automatic->layer.precision);
+  // The rule of SELECT_AUTO.
+  const bool any = std::any_of(per_head->params.begin(), per_head->params.end(), sparse);
+  chosen.select = any ? SPARGE_SELECT_FLOOR : SPARGE_SELECT_ALL;
+  chosen.heads = per_head->params.data();
+  chosen.head_precision = per_head->precision.data();
+  return chosen;
+}
+
 HeadProblem SliceHead(const Problem& problem, int64_t batch, int64_t head) {
-  HeadProblem slice{problem.desc, problem.args};
+  HeadProblem slice{problem.desc, problem.InForce(), problem.args};
   const int64_t kv_head = head / (problem.desc.q_heads / problem.desc.kv_heads);
-  slice.desc.batch = slice.desc.q_heads = slice.desc.kv_heads = 1;
-  if (slice.desc.heads != nullptr) slice.desc.heads += head;
-  if (slice.desc.head_precision != nullptr) slice.desc.head_precision += head;
+  for (PlanDesc* desc : {&slice.asked, &slice.desc}) {
+    desc->batch = desc->q_heads = desc->kv_heads = 1;
+    if (desc->heads != nullptr) desc->heads += head;
+    if (desc->head_precision != nullptr) desc->head_precision += head;
+  }
   slice.args.q = SliceTensor(problem.args.q, batch, head);
   slice.args.k = SliceTensor(problem.args.k, batch, kv_head);
   if (problem.v) slice.args.v = SliceTensor(problem.args.v, batch, kv_head);

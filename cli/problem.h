@@ -17,9 +17,15 @@ namespace sparge::cli {
 struct PerHead {
   std::vector<sparge_head_params> params;
   std::vector<sparge_precision> precision;
-  std::string preset, layer;            // from a file; or, if empty,
-  std::vector<HeadEstimate> estimates;  // from a calibration made for this one run
-  double calibrate_ms = 0;
+  std::string preset, layer;            // from a file; or, if empty, from the layer of the library that ran:
+  std::vector<HeadEstimate> estimates;  // empty if it had nothing to choose
+  int64_t calls = 0;                    // of the layer, the last of which counts
+};
+
+// --select auto: how exactly is left to a layer of the library.
+struct Automatic {
+  LayerDesc layer;
+  std::optional<int64_t> warm;  // calls before the one that counts; else as many as it takes (Runner)
 };
 
 // Owns the inputs; `args` points into them (moving keeps the pointers, copying would not).
@@ -33,10 +39,13 @@ struct Problem {
   io::Metadata metadata;           // of a .safetensors input
   std::vector<std::string> notes;  // what was taken from the metadata, for the user
   std::optional<TokenGrid> grid;
-  std::optional<PerHead> per_head;  // desc.heads and .head_precision point into it
-  PlanDesc desc;
-  RunArgs args;  // inputs only: no o, lse, map_out, statistics
+  std::optional<Automatic> automatic;
+  std::optional<PerHead> per_head;  // of a preset; or, once `automatic` has run, what it chose
+  PlanDesc desc;                    // what is asked and, unless `automatic`, how exactly
+  RunArgs args;                     // inputs only: no o, lse, map_out, statistics
 
+  // `desc`, with what `automatic` chose. Points into `per_head`.
+  PlanDesc InForce() const;
   size_t rank() const { return q.shape.size(); }
   int64_t q_blocks() const { return (desc.q_tokens + SPARGE_BLOCK_Q - 1) / SPARGE_BLOCK_Q; }
   int64_t k_blocks() const { return (desc.kv_tokens + SPARGE_BLOCK_K - 1) / SPARGE_BLOCK_K; }
@@ -44,7 +53,8 @@ struct Problem {
 
 // One query head of one batch entry with its key/value head, as a problem of its own. Points into the Problem.
 struct HeadProblem {
-  PlanDesc desc;
+  PlanDesc asked;  // Problem::desc
+  PlanDesc desc;   // Problem::InForce
   RunArgs args;
 };
 

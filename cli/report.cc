@@ -71,7 +71,7 @@ void AddPerHead(Json& json, const PerHead& per_head) {
   const bool preset = !per_head.preset.empty();
   json["preset"] = preset ? Json(per_head.preset) : Json(nullptr);
   json["layer"] = preset ? Json(per_head.layer) : Json(nullptr);
-  if (!preset) json["calibrate_ms"] = per_head.calibrate_ms;
+  if (!preset) json["calls"] = per_head.calls;
   json["head_parameters"] = Json::array();
   for (size_t i = 0; i < per_head.params.size(); ++i) {
     const sparge_head_params& params = per_head.params[i];
@@ -80,9 +80,18 @@ void AddPerHead(Json& json, const PerHead& per_head) {
                  {"theta", params.theta},
                  {"tau", params.tau},
                  {"pv_skip", PvSkip(params)}};
-    if (!preset) head["estimate"] = EstimateJson(per_head.estimates[i]);
+    if (!preset) head["estimate"] = per_head.estimates.empty() ? Json(nullptr) : EstimateJson(per_head.estimates[i]);
     json["head_parameters"].push_back(std::move(head));
   }
+}
+
+// What a layer was told.
+void AddBounds(Json& json, const Automatic& automatic) {
+  const LayerDesc& layer = automatic.layer;
+  json["target_l1"] = layer.target_l1;
+  json["pv_l1"] = layer.pv_l1 < 0 ? SPARGE_PV_ROOM * layer.target_l1 : layer.pv_l1;
+  json["round_l1"] = layer.round_l1;
+  json["seed"] = layer.seed;
 }
 
 Json Shapes(const Problem& problem) {
@@ -127,7 +136,7 @@ void AddTiles(Json& json, const sparge_head_stats& stats) {
 }
 
 void AddParameters(Json& json, const Problem& problem) {
-  const PlanDesc& desc = problem.desc;
+  const PlanDesc desc = problem.InForce();
   const Json none = nullptr;
   const bool placed = desc.causal != 0 || desc.window != 0;  // else the offset means nothing
   const bool uniform = Uniform(problem);
@@ -138,6 +147,7 @@ void AddParameters(Json& json, const Problem& problem) {
   json["topk"] = desc.select == SPARGE_SELECT_TOPK ? Json(desc.params.topk) : none;
   json["theta"] = uniform && Predicted(desc) ? Json(desc.params.theta) : none;
   json["pv_skip"] = uniform ? PvSkip(desc.params) : none;
+  if (problem.automatic) AddBounds(json, *problem.automatic);
   if (!uniform) AddPerHead(json, *problem.per_head);
   json["sink"] = Predicted(desc) ? Json(KeepsSink(desc)) : none;
   json["causal"] = desc.causal != 0;
@@ -160,7 +170,8 @@ Json RunReport(const Problem& problem, const Stats& stats) {
   json["stages_ms"] = {{"pack", Number(stats.pack_ms)},
                        {"predict", Number(stats.predict_ms)},
                        {"schedule", Number(stats.schedule_ms)},
-                       {"kernel", Number(stats.kernel_ms)}};
+                       {"kernel", Number(stats.kernel_ms)},
+                       {"calibrate", Number(stats.calibrate_ms)}};
   json["isa"] = stats.isa != nullptr ? stats.isa : "";
   json["threads"] = stats.threads;
   AddTiles(json, stats.total);
@@ -175,7 +186,7 @@ std::string Dump(const Json& json) {
 }
 
 std::string ParameterText(const Problem& problem) {
-  const PlanDesc& desc = problem.desc;
+  const PlanDesc desc = problem.InForce();
   std::string text = Uniform(problem) ? UniformText(desc) : SelectName(problem);
   if (!Uniform(problem) && !problem.per_head->preset.empty()) {
     text += " " + problem.per_head->preset + ", layer " + problem.per_head->layer;

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
+
+#include "cli/runner.h"
 
 namespace sparge::cli {
 namespace {
@@ -12,26 +15,31 @@ constexpr double kTaus[] = {0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999};
 constexpr double kTopks[] = {0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9};
 
 constexpr double kFloorTaus[] = {0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997, 0.999};
+constexpr double kTargets[] = {0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12};
 
-std::span<const double> SweptValues(sparge_select select) {
-  if (select == SPARGE_SELECT_CDF) return kTaus;
-  if (select == SPARGE_SELECT_FLOOR) return kFloorTaus;
-  if (select == SPARGE_SELECT_TOPK) return kTopks;
-  return {};
+std::span<const double> SweptValues(const Problem& problem) {
+  const std::string_view swept = SweptParameter(problem);
+  if (swept == "target_l1") return kTargets;
+  if (swept == "topk") return kTopks;
+  if (swept != "tau") return {};
+  if (problem.desc.select == SPARGE_SELECT_FLOOR) return kFloorTaus;
+  return kTaus;
 }
 
-// A plan with its result and its best time.
+// A call with its result and its best time; a layer has settled before.
 class Timed {
  public:
-  Timed(const Context& context, const PlanDesc& desc, const RunArgs& args) : plan_(context, desc), args_(args) {
-    args_.o = OutputView(o_, desc);
+  Timed(const Context& context, const PlanDesc& asked, const std::optional<Automatic>& automatic, const RunArgs& args)
+      : runner_(context, asked, automatic), args_(args) {
+    args_.o = OutputView(o_, asked);
     args_.stats = &stats_;
+    runner_.RunSettled(args_);
   }
   Timed(const Timed&) = delete;
   Timed& operator=(const Timed&) = delete;
 
   void Run() {
-    plan_.Run(args_);
+    runner_.Run(args_);
     best_ms_ = std::min(best_ms_, stats_.total_ms);
   }
   double best_ms() const { return best_ms_; }
@@ -39,7 +47,7 @@ class Timed {
   const std::vector<float>& o() const { return o_; }
 
  private:
-  Plan plan_;
+  Runner runner_;
   RunArgs args_;
   Stats stats_;
   std::vector<float> o_;
@@ -52,13 +60,15 @@ std::span<const uint8_t> Part(const std::vector<uint8_t>& tiles, int64_t head, s
 
 }  // namespace
 
-const char* SweptParameter(sparge_select select) {
+const char* SweptParameter(const Problem& problem) {
+  if (problem.automatic) return problem.per_head && !problem.per_head->estimates.empty() ? "target_l1" : "";
+  const sparge_select select = problem.desc.select;
   return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_FLOOR ? "tau"
          : select == SPARGE_SELECT_TOPK                               ? "topk"
                                                                       : "";
 }
 
-FileReporter::FileReporter(const Context& context, const Problem& problem)
+FileReporter::FileReporter(const Context& context, Problem& problem)
     : context_(context), problem_(problem), checker_(context, problem) {
   Predict();
 }
@@ -68,7 +78,8 @@ void FileReporter::Predict() {
   const auto tiles = static_cast<size_t>(heads() * Grid().rows * Grid().columns);
   Stats stats;
   RunArgs args = problem_.args;
-  PlanDesc all = problem_.desc;
+  const PlanDesc desc = problem_.InForce();
+  PlanDesc all = desc;
   all.select = SPARGE_SELECT_ALL;
   visible_.resize(tiles + 1);
   args.map = nullptr;
@@ -76,11 +87,11 @@ void FileReporter::Predict() {
   args.stats = &stats;
   Plan(context_, all).Predict(args);
   group_rows_ = stats.group_rows;
-  if (*SweptParameter(problem_.desc.select) == '\0') return;
+  if (desc.select == SPARGE_SELECT_ALL || desc.select == SPARGE_SELECT_MAP) return;
   predicted_.resize(tiles + 1);
   args = problem_.args;
   args.mass_out = predicted_.data();
-  Plan(context_, problem_.desc).Predict(args);
+  Plan(context_, desc).Predict(args);
 }
 
 void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const {
@@ -92,7 +103,8 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
   fp32.head_precision = nullptr;
   RunArgs fp32_args = slice.args;
   fp32_args.map = nullptr;
-  Timed dense(context_, fp32, fp32_args), sparse(context_, slice.desc, slice.args);
+  Timed dense(context_, fp32, std::nullopt, fp32_args);
+  Timed sparse(context_, slice.asked, problem_.automatic, slice.args);
   // In turns, so that a busy moment of the machine does not hit one of them only.
   for (int round = 0; round < kRounds; ++round) {
     dense.Run();
@@ -104,12 +116,18 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
 
 std::vector<FrontierPoint> FileReporter::Frontier(const HeadProblem& slice, const std::vector<float>& dense) const {
   std::vector<FrontierPoint> points;
-  PlanDesc desc = slice.desc;
+  PlanDesc desc = slice.asked;
+  std::optional<Automatic> automatic = problem_.automatic;
   if (desc.heads != nullptr) desc.params = desc.heads[0];
   desc.heads = nullptr;
-  for (const double value : SweptValues(desc.select)) {
-    (desc.select == SPARGE_SELECT_TOPK ? desc.params.topk : desc.params.tau) = value;
-    Timed run(context_, desc, slice.args);
+  for (const double value : SweptValues(problem_)) {
+    if (automatic) {
+      automatic->layer.target_l1 = value;
+      automatic->layer.pv_l1 = LayerDesc().pv_l1;
+    } else {
+      (desc.select == SPARGE_SELECT_TOPK ? desc.params.topk : desc.params.tau) = value;
+    }
+    Timed run(context_, desc, automatic, slice.args);
     run.Run();
     ErrorTotals errors;
     errors.Add(run.o(), dense);

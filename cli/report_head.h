@@ -12,8 +12,9 @@
 
 namespace sparge::cli {
 
-// The parameter that a report varies, because it trades sparsity for error; "" if the selection has none.
-const char* SweptParameter(sparge_select select);
+// The parameter that a report varies, because it trades sparsity for error; "" if the selection has none. Of a problem
+// that has run.
+const char* SweptParameter(const Problem& problem);
 
 // The shipped path with another value of the swept parameter.
 struct FrontierPoint {
@@ -37,7 +38,8 @@ struct HeadReport {
 // All heads of one problem.
 class FileReporter {
  public:
-  FileReporter(const Context& context, const Problem& problem);
+  // As Checker.
+  FileReporter(const Context& context, Problem& problem);
   int64_t heads() const { return checker_.heads(); }
   HeadReport Measure(int64_t head) const;
 

@@ -5,6 +5,7 @@
 
 #include "cli/metrics.h"
 #include "cli/report.h"
+#include "cli/runner.h"
 
 namespace sparge::cli {
 namespace {
@@ -22,7 +23,7 @@ bool CanReorder(const Problem& problem) {
 
 OrderedHead RunInOrder(const Context& context, const Problem& problem, bool hilbert) {
   HeadProblem slice = SliceHead(problem, 0, 0);
-  PlanDesc& desc = slice.desc;
+  PlanDesc& desc = slice.asked;
   const TokenGrid& grid = *problem.grid;
   for (size_t i = 0; i < 3; ++i) desc.grid[i] = hilbert ? grid.sides[i] : 0;
   desc.text_tokens = hilbert ? grid.text.count : 0;
@@ -31,15 +32,15 @@ OrderedHead RunInOrder(const Context& context, const Problem& problem, bool hilb
   const auto count = static_cast<size_t>(tiles.rows * tiles.columns);
   std::vector<float> dense, sparse, mass(count);
   Stats stats;
-  Plan plan(context, desc);
   RunArgs args = slice.args;
   args.o = OutputView(dense, desc);
   args.mass_out = mass.data();
-  plan.Reference(args);
+  Plan(context, desc).Reference(args);
   args.o = OutputView(sparse, desc);
   args.mass_out = nullptr;
   args.stats = &stats;
-  plan.Run(args);
+  Runner runner(context, desc, problem.automatic);
+  runner.RunSettled(args);
   ErrorTotals errors;
   errors.Add(sparse, dense);
   const std::vector<uint8_t> visible(count, 1);

@@ -1,0 +1,41 @@
+// runner.h - the call that a verb is about: through a layer of the library where --select auto leaves to it how
+// exactly, as every other client does, else by a plan.
+#ifndef SPARGE_CLI_RUNNER_H_
+#define SPARGE_CLI_RUNNER_H_
+
+#include <optional>
+#include <sparge/sparge.hpp>
+
+#include "cli/problem.h"
+
+namespace sparge::cli {
+
+class Runner {
+ public:
+  // For a problem or one of its heads. Both must outlive it.
+  Runner(const Context& context, const PlanDesc& asked, const std::optional<Automatic>& automatic);
+
+  // Calls until the one that counts, which leaves its results in `args`: for a plan the first; for a layer the one
+  // after those of --warm, or else the first in which it has a choice for every head.
+  void RunSettled(const RunArgs& args);
+  // One more.
+  void Run(const RunArgs& args);
+  const std::optional<Layer>& layer() const { return layer_; }
+  int64_t calls() const { return calls_; }
+
+ private:
+  bool Settled() const;
+
+  const Context& context_;
+  const PlanDesc& asked_;
+  std::optional<int64_t> warm_;
+  int64_t calls_ = 0;
+  std::optional<Layer> layer_;
+  std::optional<Plan> plan_;
+};
+
+// RunSettled for all heads; what a layer chose goes into `problem`.
+void RunProblem(const Context& context, Problem& problem, const RunArgs& args);
+
+}  // namespace sparge::cli
+#endif  // SPARGE_CLI_RUNNER_H_
