@@ -36,9 +36,10 @@ double PrecisionCost(sparge_precision precision) {
 // The share of a dense run that a pass of calibration over so many queries takes: `usual`, and more where that would be
 // fewer samples than a choice needs, up to `most`.
 double EffortFor(double usual, int64_t queries, double most) {
-  // A sample is some 24 or 32 queries and costs about twice their dense time; ten are the least to choose from.
-  constexpr double kSamples = 16, kQueries = 24, kCost = 2;
-  return std::clamp(kSamples * kQueries * kCost / static_cast<double>(std::max<int64_t>(queries, 1)), usual, most);
+  // The dense time of so many queries is that of 24 to 32 samples: those are 12 or 16 queries, at about twice their
+  // dense time. A choice needs a dozen, and the standard error of so few is large.
+  constexpr double kDenseQueries = 768;
+  return std::clamp(kDenseQueries / static_cast<double>(std::max<int64_t>(queries, 1)), usual, most);
 }
 
 // Figures for people: six digits tell all that was measured.
@@ -297,8 +298,7 @@ bool Search::MayVerifyAgain(const Head& head, double most_work) const {
 double Search::DenseMs() {
   if (spent_.int8_dense_tiles == 0) {  // no head is sparse and int8: one is run for its time
     const OpenSample open(*this, split_.verified[0]);
-    DenseResult unused;
-    HeadVerifier(runner_, open.asked(), spent_).RunDense(0, SPARGE_PRECISION_INT8, unused);
+    HeadVerifier(runner_, open.asked(), spent_).RunDense(0, SPARGE_PRECISION_INT8);
   }
   const double ms_per_tile = spent_.int8_dense_ms / std::max(spent_.int8_dense_tiles, 1.0);
   return ms_per_tile * all_tiles_ * static_cast<double>(q_heads());

@@ -94,7 +94,8 @@ class Search {
   Runner runner_;
   std::unique_ptr<sparge_calibration, DestroyCalibration> calibration_;
   std::vector<Head> heads_;
-  std::map<std::pair<size_t, int64_t>, DenseResult> dense_;  // by sample and head; those that may be needed again
+  // Dense results by sample and head, those that may be needed again. Bounds do not change a head's precision.
+  std::map<std::pair<size_t, int64_t>, std::vector<float>> dense_;
   Spent spent_;
   int64_t steps_done_ = 0;
   // Work in dense tiles of one head. Decided by counts and not by time, or results would depend on the machine's mood.

@@ -27,19 +27,13 @@ struct HeadErrors {
   double sparsity = 0, work = 1;
 };
 
-// The dense result of one head, kept between the settings that are tried.
-struct DenseResult {
-  sparge_precision precision = SPARGE_PRECISION_INT8;
-  std::vector<float> o;  // empty: not known
-};
-
 class HeadVerifier {
  public:
   HeadVerifier(Runner& runner, const Asked& sample, Spent& spent) : runner_(runner), sample_(sample), spent_(spent) {}
 
-  // `dense` is filled if it is empty or of another precision.
-  HeadErrors Verify(int64_t head, const sparge_tuned_head& setting, DenseResult& dense) const;
-  void RunDense(int64_t head, sparge_precision precision, DenseResult& dense) const;
+  // `dense` is the result of RunDense in the precision of the setting, kept by the caller: filled if it is empty.
+  HeadErrors Verify(int64_t head, const sparge_tuned_head& setting, std::vector<float>& dense) const;
+  std::vector<float> RunDense(int64_t head, sparge_precision precision) const;
 
  private:
   // `slice` with the result in `o`.
