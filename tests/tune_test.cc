@@ -583,6 +583,9 @@ TEST(TuneRefuses, SamplesThatDoNotBelongTogether) {
   Raw raw(Small());
   raw.second.causal = 1;
   ExpectSays(raw.Refusal(), {"samples[1].causal=1"});
+  Raw part(Small());
+  part.second.all_queries = 640;
+  ExpectSays(part.Refusal(), {"samples[1]", "all_queries=640", "tuner takes whole"});
   Raw grouped(Plain(Problem({.q_heads = 2, .kv_heads = 2, .q_tokens = 64, .qk_dim = 16})));
   grouped.second.kv_heads = 1;
   ExpectSays(grouped.Refusal(), {"samples[1].kv_heads=1"});

@@ -44,7 +44,7 @@ int64_t SearchSteps(const SampleSplit& split, int64_t q_heads);
 // Lives for one search. What it is made of must outlive it.
 class Search {
  public:
-  Search(sparge_context* context, const TuneBounds& bounds, const std::vector<sparge_plan_desc>& samples,
+  Search(sparge_context* context, const TuneBounds& bounds, const std::vector<TuneSample>& samples,
          const SampleSplit& split, TuneHost& host);
 
   Tuned Run();  // throws Failure
@@ -88,7 +88,7 @@ class Search {
   double DenseMs();
 
   const TuneBounds& bounds_;
-  const std::vector<sparge_plan_desc>& samples_;
+  const std::vector<TuneSample>& samples_;
   const SampleSplit& split_;
   TuneHost& host_;
   Runner runner_;

@@ -37,19 +37,19 @@ double RelativeL1(const std::vector<float>& result, const std::vector<float>& re
 void HeadVerifier::Run(Asked slice, std::vector<float>& o, sparge_head_stats* stats) const {
   const sparge_plan_desc& desc = slice.desc;
   const int64_t row = desc.q_tokens * desc.v_dim;
-  o.resize(static_cast<size_t>(AllQueries(desc) * desc.v_dim));
+  o.resize(static_cast<size_t>(sample_.queries * desc.v_dim));
   slice.args.o = {o.data(), SPARGE_F32, row, row, desc.v_dim};
   slice.args.head_stats = stats;
   const double ms = runner_.Run(slice);
   spent_.ms += ms;
   if (desc.select == SPARGE_SELECT_ALL && desc.precision == SPARGE_PRECISION_INT8) {
     spent_.int8_dense_ms += ms;
-    spent_.int8_dense_tiles += static_cast<double>(VisibleTiles(desc));
+    spent_.int8_dense_tiles += static_cast<double>(sample_.tiles);
   }
 }
 
 std::vector<float> HeadVerifier::RunDense(int64_t head, sparge_precision precision) const {
-  Asked slice = SliceHead(sample_, head);
+  Asked slice = SliceHead(asked_, head);
   slice.desc.select = SPARGE_SELECT_ALL;
   slice.desc.precision = precision;
   slice.desc.params.pv_skip = SPARGE_PV_SKIP_OFF;
@@ -60,7 +60,7 @@ std::vector<float> HeadVerifier::RunDense(int64_t head, sparge_precision precisi
 
 HeadErrors HeadVerifier::Verify(int64_t head, const sparge_tuned_head& setting, std::vector<float>& dense) const {
   if (dense.empty()) dense = RunDense(head, setting.precision);
-  Asked slice = SliceHead(sample_, head);
+  Asked slice = SliceHead(asked_, head);
   slice.desc.select = setting.select;
   slice.desc.precision = setting.precision;
   slice.desc.params = setting.params;

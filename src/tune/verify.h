@@ -29,7 +29,8 @@ struct HeadErrors {
 
 class HeadVerifier {
  public:
-  HeadVerifier(Runner& runner, const Asked& sample, Spent& spent) : runner_(runner), sample_(sample), spent_(spent) {}
+  HeadVerifier(Runner& runner, const TuneSample& sample, const Asked& asked, Spent& spent)
+      : runner_(runner), sample_(sample), asked_(asked), spent_(spent) {}
 
   // `dense` is the result of RunDense in the precision of the setting, kept by the caller: filled if it is empty.
   HeadErrors Verify(int64_t head, const sparge_tuned_head& setting, std::vector<float>& dense) const;
@@ -40,7 +41,8 @@ class HeadVerifier {
   void Run(Asked slice, std::vector<float>& o, sparge_head_stats* stats) const;
 
   Runner& runner_;
-  const Asked& sample_;
+  const TuneSample& sample_;
+  const Asked& asked_;
   Spent& spent_;
 };
 
