@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "tests/test_util.h"
 
@@ -180,6 +181,57 @@ TEST(Sized, Calibrations) {
     }
     return status;
   });
+}
+
+TEST(Sized, Tuners) {
+  const Context context(1);
+  const Problem p({.q_tokens = 70, .qk_dim = 8});
+  PlanDesc asked;
+  asked.batch = asked.q_heads = asked.kv_heads = 1;
+  asked.q_tokens = asked.kv_tokens = 70;
+  asked.qk_dim = asked.v_dim = 8;
+  RunArgs args;
+  args.q = p.q.view();
+  args.k = p.k.view();
+  args.v = p.v.view();
+  const sparge_plan_desc* samples[] = {&asked};
+  sparge_tuner* last = nullptr;  // of those that were created
+  ExpectSizes<sparge_tuner_desc>("desc", &sparge_tuner_desc_init_sized, [&](sparge_tuner_desc* desc) {
+    desc->sample_count = 1;
+    desc->samples = samples;
+    desc->self = &args;
+    desc->open = [](void* self, int64_t, const sparge_run_args** out) {
+      *out = static_cast<RunArgs*>(self);
+      return SPARGE_OK;
+    };
+    sparge_tuner* tuner = nullptr;
+    const sparge_status status = sparge_tuner_create(context.get(), desc, &tuner);
+    if (tuner != nullptr) sparge_tuner_destroy(std::exchange(last, tuner));
+    return status;
+  });
+  ASSERT_EQ(sparge_tuner_run(last), SPARGE_OK) << sparge_last_error();
+  ExpectSizes<sparge_tuner_info>("out", &sparge_tuner_info_init_sized, [&](sparge_tuner_info* out) {
+    const sparge_status status = sparge_tuner_get_info(last, out);
+    if (status == SPARGE_OK) {
+      EXPECT_GT(out->steps, 0);
+    }
+    return status;
+  });
+  ExpectSizes<sparge_tuned_head>("out", &sparge_tuned_head_init_sized, [&](sparge_tuned_head* out) {
+    const sparge_status status = sparge_tuner_head(last, 0, out);
+    if (status == SPARGE_OK) {
+      EXPECT_EQ(out->work, 1);
+    }
+    return status;
+  });
+  ExpectSizes<sparge_layer_preset>("out", &sparge_layer_preset_init_sized, [&](sparge_layer_preset* out) {
+    const sparge_status status = sparge_tuner_preset(last, out);
+    if (status == SPARGE_OK) {
+      EXPECT_EQ(out->qk_dim, 8);
+    }
+    return status;
+  });
+  sparge_tuner_destroy(last);
 }
 
 }  // namespace

@@ -20,11 +20,28 @@ Problem Plain(Problem p) {
   return p;
 }
 
-// Heads with structure, sharp enough that most tiles hold next to nothing. What a model learned is the same in all
-// samples, so that parameters found on some of them do for others.
-Problem Structured(const Case& shape, float sharp = 6.0f) {
+// Runs of alike tokens, of eight kinds at right angles: a token attends to its kind, by exp(strength) more than to the
+// others. What a model learned (kinds and their values) is the same in all samples.
+Problem Structured(const Case& shape, float strength = 10.0f) {
+  constexpr int64_t kKinds = 8, kRun = 48;
   Problem p(shape);
-  p.q.Fill([old = p.q, sharp](int64_t b, int64_t h, int64_t t, int64_t d) { return sharp * old.Get(b, h, t, d); });
+  const auto kind = [&shape](int64_t token) {
+    const uint64_t mixed = (static_cast<uint64_t>(token / kRun) + 1000 * shape.seed) * 0x9e3779b97f4a7c15u;
+    return static_cast<int64_t>((mixed >> 40) % kKinds);
+  };
+  const float dim = static_cast<float>(p.shape.qk_dim);
+  const float gain = std::sqrt(strength / std::sqrt(dim));  // q and k have strength * sqrt(dim) as product
+  const auto point = [&](TestTensor& tensor) {
+    tensor.Fill([&, old = tensor](int64_t b, int64_t h, int64_t t, int64_t d) {
+      return 0.5f * gain * old.Get(b, h, t, d) + (d == kind(t) ? gain * std::sqrt(dim) : 0.0f);
+    });
+  };
+  point(p.q);
+  point(p.k);
+  p.v.Fill([&, old = p.v](int64_t b, int64_t h, int64_t t, int64_t d) {
+    return old.Get(b, h, t, d) +
+           2.0f * std::sin(static_cast<float>(1 + 31 * h + 7 * d) * static_cast<float>(1 + kind(t)));
+  });
   return Plain(std::move(p));
 }
 
@@ -207,6 +224,27 @@ TEST(Tune, KeepsTheBoundsAndSaysWhatARunGives) {
   EXPECT_GT(info.dense_ms, 0);
 }
 
+// What was found on some samples does not do for another kind: verification finds that out, and mends it.
+TEST(Tune, SamplesOfAnotherKindTightenTheBounds) {
+  const Context context(2);
+  Samples alike(3);
+  Tuner easy(context, Bounds(), alike);
+  ASSERT_TRUE(easy.Run());
+  std::vector<Problem> problems;
+  for (int64_t i = 0; i < 3; ++i) {
+    problems.push_back(Structured(Shape(10 + static_cast<uint32_t>(i)), easy.TunedOn(i) ? 10.0f : 4.0f));
+  }
+  Samples samples(std::move(problems));
+  Tuner tuner(context, Bounds(), samples);
+  ASSERT_TRUE(tuner.Run());
+  for (int64_t h = 0; h < 2; ++h) {
+    EXPECT_LE(tuner.Head(h).l1, 0.05);
+    EXPECT_LE(tuner.Head(h).pv_l1, 0.06);
+    EXPECT_LT(tuner.Head(h).sparsity, easy.Head(h).sparsity);
+  }
+  ExpectMeasured(context, samples, tuner);
+}
+
 // Everything that belongs to a head has to be found when it runs alone: key head, slope, sink, mask, batch entries.
 TEST(Tune, SlicesHeads) {
   const Context context(2);
@@ -258,11 +296,11 @@ TEST(Tune, TakesPackedBatchesAndWindows) {
     problems.push_back(std::move(p));
   }
   Samples samples(std::move(problems));
-  Tuner tuner(context, Bounds(0.2, 0.25), samples);
+  Tuner tuner(context, Bounds(0.3, 0.4), samples);
   ASSERT_TRUE(tuner.Run());
   for (int64_t h = 0; h < 2; ++h) {
     EXPECT_GT(tuner.Head(h).sparsity, 0);
-    EXPECT_LE(tuner.Head(h).pv_l1, 0.25);
+    EXPECT_LE(tuner.Head(h).pv_l1, 0.4);
   }
   ExpectMeasured(context, samples, tuner);
 }
@@ -346,7 +384,7 @@ TEST(Tune, BitsByTheErrorOfRounding) {
   const Context context(2);
   Samples samples(2);
   TunerDesc desc = Bounds();
-  desc.round_l1 = 1e-3;
+  desc.round_l1 = 1e-5;
   Tuner tuner(context, desc, samples);
   ASSERT_TRUE(tuner.Run());
   EXPECT_EQ(tuner.Head(0).precision, SPARGE_PRECISION_INT16);
@@ -401,6 +439,10 @@ TEST(Tune, StopsAtEveryStepAndBeginsAnew) {
   samples.stop_at = -1;
   ASSERT_TRUE(tuner.Run());
   ExpectSame(Heads(tuner, 2), Heads(whole, 2));
+  samples.progress.clear();
+  samples.stop_at = 2;
+  EXPECT_FALSE(tuner.Run());
+  EXPECT_THROW(tuner.Head(0), Error) << "what an earlier run found is not what this one found";
 }
 
 TEST(Tune, StoppedIsAStatusWithAText) {
@@ -541,6 +583,9 @@ TEST(TuneRefuses, SamplesThatDoNotBelongTogether) {
   Raw raw(Small());
   raw.second.causal = 1;
   ExpectSays(raw.Refusal(), {"samples[1].causal=1"});
+  Raw part(Small());
+  part.second.all_queries = 640;
+  ExpectSays(part.Refusal(), {"samples[1]", "all_queries=640", "tuner takes whole"});
   Raw grouped(Plain(Problem({.q_heads = 2, .kv_heads = 2, .q_tokens = 64, .qk_dim = 16})));
   grouped.second.kv_heads = 1;
   ExpectSays(grouped.Refusal(), {"samples[1].kv_heads=1"});

@@ -368,9 +368,8 @@ class Tuner {
     return found;
   }
   // Points into this object.
-  sparge_layer_preset Preset() const {
-    sparge_layer_preset preset{};
-    preset.struct_size = sizeof(preset);
+  LayerPreset Preset() const {
+    LayerPreset preset;
     Check(sparge_tuner_preset(tuner_.get(), &preset));
     return preset;
   }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "src/api/asked.h"
 #include "src/api/guard.h"
 #include "src/api/handles.h"
 #include "src/api/plan.h"
@@ -110,38 +111,6 @@ LayerSettings SettingsOf(const sparge_layer_desc* given) {
   return settings;
 }
 
-// What is the layer's to choose must be as it was.
-void RefuseChoices(const sparge_plan_desc& desc) {
-  const auto defaults = Defaults(&sparge_plan_desc_init_sized);
-  const auto number = [](const char* name, double value, double usual) {
-    SPARGE_REQUIRE(value == usual, "%s=%g is the layer's to choose: leave it as sparge_plan_desc_init set it", name,
-                   value);
-  };
-  const auto pointer = [](const char* name, const void* value) {
-    SPARGE_REQUIRE(value == nullptr, "%s is given, but is the layer's to choose", name);
-  };
-  number("precision", RawEnum(desc.precision), defaults.precision);
-  number("select", RawEnum(desc.select), defaults.select);
-  number("params.theta", desc.params.theta, defaults.params.theta);
-  number("params.tau", desc.params.tau, defaults.params.tau);
-  number("params.topk", desc.params.topk, defaults.params.topk);
-  number("params.pv_skip", desc.params.pv_skip, defaults.params.pv_skip);
-  number("predictor", RawEnum(desc.predictor), defaults.predictor);
-  number("dense_tail", static_cast<double>(desc.dense_tail), static_cast<double>(defaults.dense_tail));
-  number("cache_tokens", static_cast<double>(desc.cache_tokens), static_cast<double>(defaults.cache_tokens));
-  number("least_effort", desc.least_effort, defaults.least_effort);
-  pointer("heads", desc.heads);
-  pointer("head_precision", desc.head_precision);
-  pointer("calibration", desc.calibration);
-}
-
-void RefuseParts(const sparge_plan_desc& desc) {
-  SPARGE_REQUIRE(desc.all_queries == 0 && desc.all_keys == 0,
-                 "all_queries=%" PRId64 " and all_keys=%" PRId64
-                 " make this a part of a call, and a layer takes whole ones",
-                 desc.all_queries, desc.all_keys);
-}
-
 // Plans on a context, whose workspaces serve calls that bring none.
 class ContextRunner final : public PlanRunner {
  public:
@@ -170,8 +139,8 @@ class ContextRunner final : public PlanRunner {
 void RunLayer(Layer& layer, sparge_context& context, const sparge_plan_desc* given_desc,
               const sparge_run_args* given_args, uint32_t flags) {
   const auto desc = CopySized("desc", given_desc, Defaults(&sparge_plan_desc_init_sized));
-  RefuseChoices(desc);
-  RefuseParts(desc);
+  RefuseChoices(desc, "layer");
+  RefuseParts(desc, "layer");
   CheckDescriptor(desc);
   auto args = CopySized("args", given_args, Defaults(&sparge_run_args_init_sized));
   args.struct_size = sizeof(args);

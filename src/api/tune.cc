@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "src/api/asked.h"
 #include "src/api/guard.h"
 #include "src/base/status.h"
 #include "src/calibrate/calibration.h"
@@ -83,6 +84,12 @@ std::vector<sparge_plan_desc> CopySamples(const sparge_tuner_desc& desc) {
     const std::string name = "samples[" + std::to_string(i) + "]";
     samples.push_back(CopySized(name.c_str(), desc.samples[i], Defaults(&sparge_plan_desc_init_sized)));
     samples.back().struct_size = sizeof(sparge_plan_desc);
+    try {
+      RefuseChoices(samples.back(), "tuner");
+      RefuseParts(samples.back(), "tuner");
+    } catch (const Failure& failure) {
+      Fail(failure.status, "%s: %s", name.c_str(), failure.detail);
+    }
   }
   return samples;
 }

@@ -1,8 +1,8 @@
 // Counts tiles, slices heads, and calls the library as any client does.
 #include "src/tune/sample.h"
 
-#include <algorithm>
 #include <chrono>
+#include <cinttypes>
 
 #include "src/base/half.h"
 #include "src/base/status.h"
@@ -11,18 +11,6 @@
 
 namespace sparge::impl {
 namespace {
-
-int64_t VisibleTiles(const sparge_plan_desc& desc, int64_t queries, int64_t keys) {
-  const bool bottom_right = desc.query_offset == SPARGE_OFFSET_BOTTOM_RIGHT;
-  const Visible visible{keys, bottom_right ? keys - queries : desc.query_offset, desc.window, desc.causal != 0};
-  int64_t tiles = 0;
-  for (int64_t first = 0; first < queries; first += SPARGE_BLOCK_Q) {
-    const int64_t last = std::min<int64_t>(first + SPARGE_BLOCK_Q, queries) - 1;
-    const Range blocks = BlocksOf(visible.KeysOfAny(first, last), SPARGE_BLOCK_K);
-    tiles += blocks.end - blocks.begin;
-  }
-  return tiles;
-}
 
 const void* Advance(const void* data, int64_t elements, size_t element_bytes) {
   return static_cast<const std::byte*>(data) + elements * static_cast<int64_t>(element_bytes);
@@ -42,17 +30,21 @@ void Require(sparge_status status) {
   if (status != SPARGE_OK) Fail(status, "%s", sparge_last_error());
 }
 
-int64_t VisibleTiles(const sparge_plan_desc& desc) {
-  if (desc.q_offsets == nullptr) return desc.batch * VisibleTiles(desc, desc.q_tokens, desc.kv_tokens);
-  int64_t tiles = 0;
-  for (int64_t b = 0; b < desc.batch; ++b) {
-    tiles += VisibleTiles(desc, desc.q_offsets[b + 1] - desc.q_offsets[b], desc.kv_offsets[b + 1] - desc.kv_offsets[b]);
+TuneSample MakeSample(const sparge_plan_desc& desc) {
+  SPARGE_REQUIRE(desc.q_tokens != 0 && desc.kv_tokens != 0,
+                 "q_tokens=%" PRId64 " and kv_tokens=%" PRId64 ": nothing can be measured", desc.q_tokens,
+                 desc.kv_tokens);
+  TuneSample sample{desc, 0, 0};
+  const Problem problem = MakeProblems(desc, nullptr).front();
+  for (const Sequence& s : problem.sequences) {
+    sample.queries += s.q_count;
+    for (int64_t block = 0; block < s.q_blocks; ++block) {
+      const int64_t first = block * kBlockQ;
+      const Range seen = BlocksOf(s.visible.KeysOfAny(first, first + s.QueriesIn(block) - 1), kBlockK);
+      sample.tiles += seen.end - seen.begin;
+    }
   }
-  return tiles;
-}
-
-int64_t AllQueries(const sparge_plan_desc& desc) {
-  return desc.q_offsets == nullptr ? desc.batch * desc.q_tokens : desc.q_tokens;
+  return sample;
 }
 
 Asked SliceHead(const Asked& whole, int64_t head) {

@@ -10,10 +10,13 @@
 
 namespace sparge::impl {
 
-// Tiles of 128 queries x 64 keys that one head sees by position, over the batch.
-int64_t VisibleTiles(const sparge_plan_desc& desc);
-// Queries of one head, over the batch.
-int64_t AllQueries(const sparge_plan_desc& desc);
+struct TuneSample {
+  sparge_plan_desc desc;
+  int64_t tiles;    // of 128 queries x 64 keys that one head sees by position, over the batch
+  int64_t queries;  // of one head, over the batch
+};
+// Throws Failure if there is no such plan, or nothing to measure.
+TuneSample MakeSample(const sparge_plan_desc& desc);
 
 // A plan and its arguments. Outputs and workspace are set by who runs it.
 struct Asked {
@@ -28,8 +31,6 @@ class Runner {
  public:
   explicit Runner(sparge_context* context) : context_(context) {}
 
-  // Throws Failure if there is no such plan.
-  void Check(const sparge_plan_desc& desc) const { MakePlan(desc); }
   // Each returns its time in ms.
   double Calibrate(const Asked& asked, double effort);
   double Run(const Asked& asked);

@@ -36,9 +36,10 @@ double PrecisionCost(sparge_precision precision) {
 // The share of a dense run that a pass of calibration over so many queries takes: `usual`, and more where that would be
 // fewer samples than a choice needs, up to `most`.
 double EffortFor(double usual, int64_t queries, double most) {
-  // A sample is some 24 or 32 queries and costs about twice their dense time; ten are the least to choose from.
-  constexpr double kSamples = 16, kQueries = 24, kCost = 2;
-  return std::clamp(kSamples * kQueries * kCost / static_cast<double>(std::max<int64_t>(queries, 1)), usual, most);
+  // The dense time of so many queries is that of 24 to 32 samples: those are 12 or 16 queries, at about twice their
+  // dense time. A choice needs a dozen, and the standard error of so few is large.
+  constexpr double kDenseQueries = 768;
+  return std::clamp(kDenseQueries / static_cast<double>(std::max<int64_t>(queries, 1)), usual, most);
 }
 
 // Figures for people: six digits tell all that was measured.
@@ -92,7 +93,7 @@ int64_t SearchSteps(const SampleSplit& split, int64_t q_heads) {
 class Search::OpenSample {
  public:
   OpenSample(Search& search, size_t index) : host_(search.host_), index_(static_cast<int64_t>(index)) {
-    asked_.desc = search.samples_[index];
+    asked_.desc = search.samples_[index].desc;
     asked_.args = host_.Open(index_);
   }
   ~OpenSample() { host_.Close(index_); }
@@ -107,14 +108,14 @@ class Search::OpenSample {
   Asked asked_;
 };
 
-Search::Search(sparge_context* context, const TuneBounds& bounds, const std::vector<sparge_plan_desc>& samples,
+Search::Search(sparge_context* context, const TuneBounds& bounds, const std::vector<TuneSample>& samples,
                const SampleSplit& split, TuneHost& host)
     : bounds_(bounds),
       samples_(samples),
       split_(split),
       host_(host),
       runner_(context),
-      heads_(static_cast<size_t>(samples[0].q_heads)) {
+      heads_(static_cast<size_t>(samples[0].desc.q_heads)) {
   sparge_calibration_desc desc;
   sparge_calibration_desc_init(&desc);
   desc.q_heads = q_heads();
@@ -125,8 +126,8 @@ Search::Search(sparge_context* context, const TuneBounds& bounds, const std::vec
   sparge_calibration* calibration = nullptr;
   Require(sparge_calibration_create(&desc, &calibration));
   calibration_.reset(calibration);
-  for (const sparge_plan_desc& sample : samples) all_tiles_ += static_cast<double>(VisibleTiles(sample));
-  for (const size_t sample : split.verified) verified_tiles_ += static_cast<double>(VisibleTiles(samples[sample]));
+  for (const TuneSample& sample : samples) all_tiles_ += static_cast<double>(sample.tiles);
+  for (const size_t sample : split.verified) verified_tiles_ += static_cast<double>(samples[sample].tiles);
 }
 
 Tuned Search::Run() {
@@ -151,7 +152,7 @@ void Search::Step(int64_t steps) {
 
 int64_t Search::TuningQueries() const {
   int64_t queries = 0;
-  for (const size_t sample : split_.tuning) queries += AllQueries(samples_[sample]);
+  for (const size_t sample : split_.tuning) queries += samples_[sample].queries;
   return queries;
 }
 
@@ -164,7 +165,7 @@ void Search::Calibrate(double effort) {
       asked.desc.calibration = calibration_.get();
       spent_.ms += runner_.Calibrate(asked, effort);
     }
-    work_ += effort * static_cast<double>(VisibleTiles(samples_[sample]) * q_heads());
+    work_ += effort * static_cast<double>(samples_[sample].tiles * q_heads());
     Step(q_heads());
   }
 }
@@ -204,7 +205,7 @@ void Search::VerifyOpenHeads() {
   std::vector<std::vector<HeadErrors>> errors(heads_.size());
   for (const size_t sample : split_.verified) {
     const OpenSample open(*this, sample);
-    const HeadVerifier verifier(runner_, open.asked(), spent_);
+    const HeadVerifier verifier(runner_, samples_[sample], open.asked(), spent_);
     for (int64_t i = 0; i < q_heads(); ++i) {
       const Head& head = At(i);
       if (head.settled) continue;
@@ -296,9 +297,9 @@ bool Search::MayVerifyAgain(const Head& head, double most_work) const {
 
 double Search::DenseMs() {
   if (spent_.int8_dense_tiles == 0) {  // no head is sparse and int8: one is run for its time
-    const OpenSample open(*this, split_.verified[0]);
-    DenseResult unused;
-    HeadVerifier(runner_, open.asked(), spent_).RunDense(0, SPARGE_PRECISION_INT8, unused);
+    const size_t sample = split_.verified[0];
+    const OpenSample open(*this, sample);
+    HeadVerifier(runner_, samples_[sample], open.asked(), spent_).RunDense(0, SPARGE_PRECISION_INT8);
   }
   const double ms_per_tile = spent_.int8_dense_ms / std::max(spent_.int8_dense_tiles, 1.0);
   return ms_per_tile * all_tiles_ * static_cast<double>(q_heads());

@@ -44,7 +44,7 @@ int64_t SearchSteps(const SampleSplit& split, int64_t q_heads);
 // Lives for one search. What it is made of must outlive it.
 class Search {
  public:
-  Search(sparge_context* context, const TuneBounds& bounds, const std::vector<sparge_plan_desc>& samples,
+  Search(sparge_context* context, const TuneBounds& bounds, const std::vector<TuneSample>& samples,
          const SampleSplit& split, TuneHost& host);
 
   Tuned Run();  // throws Failure
@@ -88,13 +88,14 @@ class Search {
   double DenseMs();
 
   const TuneBounds& bounds_;
-  const std::vector<sparge_plan_desc>& samples_;
+  const std::vector<TuneSample>& samples_;
   const SampleSplit& split_;
   TuneHost& host_;
   Runner runner_;
   std::unique_ptr<sparge_calibration, DestroyCalibration> calibration_;
   std::vector<Head> heads_;
-  std::map<std::pair<size_t, int64_t>, DenseResult> dense_;  // by sample and head; those that may be needed again
+  // Dense results by sample and head, those that may be needed again. Bounds do not change a head's precision.
+  std::map<std::pair<size_t, int64_t>, std::vector<float>> dense_;
   Spent spent_;
   int64_t steps_done_ = 0;
   // Work in dense tiles of one head. Decided by counts and not by time, or results would depend on the machine's mood.

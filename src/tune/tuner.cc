@@ -26,27 +26,6 @@ TuneBounds CheckedBounds(TuneBounds bounds) {
   return bounds;
 }
 
-// How exactly a sample is computed is what tuning is to find.
-void CheckAsksOnly(int64_t index, const sparge_plan_desc& desc) {
-  sparge_plan_desc plain;
-  sparge_plan_desc_init(&plain);
-  const auto untouched = [index](const char* name, bool same) {
-    SPARGE_REQUIRE(same, "samples[%" PRId64 "].%s is set, but it is for the tuner to choose", index, name);
-  };
-  const sparge_head_params& params = desc.params;
-  untouched("precision", RawEnum(desc.precision) == plain.precision);
-  untouched("select", RawEnum(desc.select) == plain.select);
-  untouched("params", params.theta == plain.params.theta && params.tau == plain.params.tau &&
-                          params.topk == plain.params.topk && params.pv_skip == plain.params.pv_skip);
-  untouched("heads", desc.heads == nullptr);
-  untouched("predictor", RawEnum(desc.predictor) == plain.predictor);
-  untouched("head_precision", desc.head_precision == nullptr);
-  untouched("calibration", desc.calibration == nullptr);
-  untouched("dense_tail", desc.dense_tail == 0);
-  untouched("cache_tokens", desc.cache_tokens == 0);
-  untouched("least_effort", desc.least_effort == 0);
-}
-
 void CheckAlike(int64_t index, const sparge_plan_desc& desc, const sparge_plan_desc& first) {
   const auto same = [index](const char* name, int64_t mine, int64_t all) {
     SPARGE_REQUIRE(mine == all, "samples[%" PRId64 "].%s=%" PRId64 " is not the %" PRId64 " of samples[0]", index, name,
@@ -63,24 +42,17 @@ void CheckAlike(int64_t index, const sparge_plan_desc& desc, const sparge_plan_d
 
 Tuner::Tuner(sparge_context* context, const TuneBounds& bounds, const std::string& name,
              std::vector<sparge_plan_desc> samples)
-    : context_(context),
-      bounds_(CheckedBounds(bounds)),
-      samples_(std::move(samples)),
-      split_(SplitSamples(samples_.size(), name, bounds.seed)) {
-  const Runner runner(context);
-  for (int64_t i = 0; i < static_cast<int64_t>(samples_.size()); ++i) {
-    sparge_plan_desc& desc = samples_[static_cast<size_t>(i)];
-    CheckAsksOnly(i, desc);
-    try {
-      runner.Check(desc);
-    } catch (const Failure& failure) {
-      Fail(failure.status, "samples[%" PRId64 "]: %s", i, failure.detail);
-    }
-    SPARGE_REQUIRE(desc.q_tokens > 0 && desc.kv_tokens > 0,
-                   "samples[%" PRId64 "]: q_tokens=%" PRId64 " and kv_tokens=%" PRId64 ": nothing can be measured", i,
-                   desc.q_tokens, desc.kv_tokens);
-    CheckAlike(i, desc, samples_[0]);
+    : context_(context), bounds_(CheckedBounds(bounds)), split_(SplitSamples(samples.size(), name, bounds.seed)) {
+  for (size_t i = 0; i < samples.size(); ++i) {
+    sparge_plan_desc& desc = samples[i];
     desc.predictor = SPARGE_PREDICT_KEYS;  // the one that can be calibrated
+    const auto index = static_cast<int64_t>(i);
+    try {
+      samples_.push_back(MakeSample(desc));
+    } catch (const Failure& failure) {
+      Fail(failure.status, "samples[%" PRId64 "]: %s", index, failure.detail);
+    }
+    CheckAlike(index, desc, samples[0]);
   }
 }
 
@@ -110,7 +82,7 @@ const sparge_tuned_head& Tuner::HeadAt(int64_t head) const {
 
 sparge_layer_preset Tuner::Preset() const {
   SPARGE_REQUIRE(finished(), "tuner has not finished a run");
-  const sparge_plan_desc& desc = samples_[0];
+  const sparge_plan_desc& desc = samples_[0].desc;
   sparge_layer_preset preset{};
   preset.q_heads = desc.q_heads;
   preset.kv_heads = desc.kv_heads;

@@ -22,7 +22,7 @@ class Tuner {
   Tuner(sparge_context* context, const TuneBounds& bounds, const std::string& name,
         std::vector<sparge_plan_desc> samples);
 
-  int64_t q_heads() const { return samples_[0].q_heads; }
+  int64_t q_heads() const { return samples_[0].desc.q_heads; }
   int64_t steps() const { return SearchSteps(split_, q_heads()); }
   uint32_t RolesOf(int64_t sample) const;  // SPARGE_SAMPLE_*
 
@@ -37,7 +37,7 @@ class Tuner {
  private:
   sparge_context* context_;
   TuneBounds bounds_;
-  std::vector<sparge_plan_desc> samples_;
+  std::vector<TuneSample> samples_;
   SampleSplit split_;
   Tuned tuned_;
   std::vector<sparge_head_params> params_;

@@ -37,29 +37,30 @@ double RelativeL1(const std::vector<float>& result, const std::vector<float>& re
 void HeadVerifier::Run(Asked slice, std::vector<float>& o, sparge_head_stats* stats) const {
   const sparge_plan_desc& desc = slice.desc;
   const int64_t row = desc.q_tokens * desc.v_dim;
-  o.resize(static_cast<size_t>(AllQueries(desc) * desc.v_dim));
+  o.resize(static_cast<size_t>(sample_.queries * desc.v_dim));
   slice.args.o = {o.data(), SPARGE_F32, row, row, desc.v_dim};
   slice.args.head_stats = stats;
   const double ms = runner_.Run(slice);
   spent_.ms += ms;
   if (desc.select == SPARGE_SELECT_ALL && desc.precision == SPARGE_PRECISION_INT8) {
     spent_.int8_dense_ms += ms;
-    spent_.int8_dense_tiles += static_cast<double>(VisibleTiles(desc));
+    spent_.int8_dense_tiles += static_cast<double>(sample_.tiles);
   }
 }
 
-void HeadVerifier::RunDense(int64_t head, sparge_precision precision, DenseResult& dense) const {
-  Asked slice = SliceHead(sample_, head);
+std::vector<float> HeadVerifier::RunDense(int64_t head, sparge_precision precision) const {
+  Asked slice = SliceHead(asked_, head);
   slice.desc.select = SPARGE_SELECT_ALL;
   slice.desc.precision = precision;
   slice.desc.params.pv_skip = SPARGE_PV_SKIP_OFF;
-  dense.precision = precision;
-  Run(slice, dense.o, nullptr);
+  std::vector<float> o;
+  Run(slice, o, nullptr);
+  return o;
 }
 
-HeadErrors HeadVerifier::Verify(int64_t head, const sparge_tuned_head& setting, DenseResult& dense) const {
-  if (dense.o.empty() || dense.precision != setting.precision) RunDense(head, setting.precision, dense);
-  Asked slice = SliceHead(sample_, head);
+HeadErrors HeadVerifier::Verify(int64_t head, const sparge_tuned_head& setting, std::vector<float>& dense) const {
+  if (dense.empty()) dense = RunDense(head, setting.precision);
+  Asked slice = SliceHead(asked_, head);
   slice.desc.select = setting.select;
   slice.desc.precision = setting.precision;
   slice.desc.params = setting.params;
@@ -67,14 +68,14 @@ HeadErrors HeadVerifier::Verify(int64_t head, const sparge_tuned_head& setting, 
   std::vector<float> o;
   std::vector<sparge_head_stats> sequences(static_cast<size_t>(slice.desc.batch));
   Run(slice, o, sequences.data());
-  const double l1 = RelativeL1(o, dense.o);
+  const double l1 = RelativeL1(o, dense);
   if (!std::isinf(setting.params.pv_skip)) {
     slice.desc.params.pv_skip = setting.params.pv_skip;
     Run(slice, o, sequences.data());
   }
   const sparge_head_stats stats = Sum(sequences);
   const double qk = Share(stats.qk_computed, stats.qk_eligible);
-  return {l1, RelativeL1(o, dense.o), 1.0 - qk, 0.5 * (qk + Share(stats.pv_computed, stats.pv_eligible))};
+  return {l1, RelativeL1(o, dense), 1.0 - qk, 0.5 * (qk + Share(stats.pv_computed, stats.pv_eligible))};
 }
 
 }  // namespace sparge::impl

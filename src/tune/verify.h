@@ -27,26 +27,22 @@ struct HeadErrors {
   double sparsity = 0, work = 1;
 };
 
-// The dense result of one head, kept between the settings that are tried.
-struct DenseResult {
-  sparge_precision precision = SPARGE_PRECISION_INT8;
-  std::vector<float> o;  // empty: not known
-};
-
 class HeadVerifier {
  public:
-  HeadVerifier(Runner& runner, const Asked& sample, Spent& spent) : runner_(runner), sample_(sample), spent_(spent) {}
+  HeadVerifier(Runner& runner, const TuneSample& sample, const Asked& asked, Spent& spent)
+      : runner_(runner), sample_(sample), asked_(asked), spent_(spent) {}
 
-  // `dense` is filled if it is empty or of another precision.
-  HeadErrors Verify(int64_t head, const sparge_tuned_head& setting, DenseResult& dense) const;
-  void RunDense(int64_t head, sparge_precision precision, DenseResult& dense) const;
+  // `dense` is the result of RunDense in the precision of the setting, kept by the caller: filled if it is empty.
+  HeadErrors Verify(int64_t head, const sparge_tuned_head& setting, std::vector<float>& dense) const;
+  std::vector<float> RunDense(int64_t head, sparge_precision precision) const;
 
  private:
   // `slice` with the result in `o`.
   void Run(Asked slice, std::vector<float>& o, sparge_head_stats* stats) const;
 
   Runner& runner_;
-  const Asked& sample_;
+  const TuneSample& sample_;
+  const Asked& asked_;
   Spent& spent_;
 };
 

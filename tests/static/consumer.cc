@@ -204,6 +204,46 @@ void Parts(const sparge::Context& context, const Data& data) {
   REQUIRE(Distance(o[0], whole) < 1e-5);
 }
 
+// Recorded calls in memory: two of the same layer.
+class Recorded : public sparge::TuneSamples {
+ public:
+  explicit Recorded(const Data& data) : desc_(Desc()), args_(ArgsFor(data, unused_, sparge::ViewHeads)) {
+    args_.o = {};
+  }
+  std::vector<const sparge_plan_desc*> Descriptors() const override { return {&desc_, &desc_}; }
+  const sparge_run_args& Open(int64_t /*index*/) override {
+    ++open;
+    return args_;
+  }
+  void Close(int64_t /*index*/) noexcept override { --open; }
+  bool Stops(int64_t /*steps_done*/, int64_t /*steps*/) override { return stop; }
+
+  int open = 0;
+  bool stop = false;
+
+ private:
+  std::vector<float> unused_;
+  sparge::PlanDesc desc_;
+  sparge::RunArgs args_;
+};
+
+void Tuning(const sparge::Context& context, const Data& data) {
+  Recorded samples(data);
+  sparge::TunerDesc bounds;
+  bounds.target_l1 = 0.2;
+  sparge::Tuner tuner(context, bounds, samples);
+  REQUIRE(tuner.get() != nullptr && tuner.Info().steps > 0 && tuner.Info().ms == 0);
+  REQUIRE(tuner.VerifiedOn(0) && tuner.VerifiedOn(1) && tuner.TunedOn(0) != tuner.TunedOn(1));
+  samples.stop = true;
+  REQUIRE(!tuner.Run());
+  samples.stop = false;
+  REQUIRE(tuner.Run() && samples.open == 0 && tuner.Info().ms > 0);
+  const sparge::TunedHead head = tuner.Head(0);
+  const sparge::LayerPreset preset = tuner.Preset();
+  REQUIRE(head.verified_on == 2 && head.pv_l1 <= 1.2 * bounds.target_l1);
+  REQUIRE(preset.q_heads == kHeads && preset.heads[0].tau == head.params.tau);
+}
+
 }  // namespace
 
 int main() {
@@ -215,6 +255,7 @@ int main() {
   Views(context, data);
   Calibrations(context, data);
   Parts(context, data);
+  Tuning(context, data);
   std::puts("every class of sparge.hpp works with the static library");
   return 0;
 }
