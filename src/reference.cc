@@ -1,7 +1,9 @@
 // The oracle, one query at a time: scores, softmax, weighted sum.
 #include "src/reference.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
@@ -42,8 +44,7 @@ struct Head {
   }
   void Load(const sparge_tensor& tensor, int64_t dim, std::vector<double>& to) const {
     const Sequence& s = problem.sequences[sequence];
-    const std::byte* data =
-        SequenceData(problem, tensor, DtypeBytes(tensor.dtype), sequence, head / problem.heads_per_kv, s.k_begin);
+    const std::byte* data = SequenceData(problem, tensor, sequence, head / problem.heads_per_kv, s.k_begin);
     to.resize(static_cast<size_t>(s.k_count * dim));
     for (int64_t t = 0; t < s.k_count; ++t) {
       for (int64_t d = 0; d < dim; ++d) {
@@ -52,16 +53,30 @@ struct Head {
     }
   }
 
-  // The score of one pair, -inf if hidden.
-  double Score(const double* q, int64_t query, int64_t key) const {
+  // ALiBi of the key that is nearest to a query: taken from all scores of its row, which may not be told apart beside
+  // it even in double precision.
+  struct Base {
+    int64_t distance;
+    double bias;
+  };
+  Base BaseOf(int64_t query) const {
+    if (problem.alibi_slopes.empty()) return {0, 0.0};
+    const Sequence& s = problem.sequences[sequence];
+    const int64_t position = query + s.visible.offset;
+    const int64_t distance = std::max<int64_t>({-position, position - (s.k_count - 1), 0});
+    return {distance, -static_cast<double>(problem.alibi_slopes[head]) * static_cast<double>(distance)};
+  }
+
+  // The score of one pair less the row's base; -inf if hidden.
+  double Score(const double* q, int64_t query, int64_t key, const Base& base) const {
     const Sequence& s = problem.sequences[sequence];
     double score = 0;
     for (int64_t d = 0; d < problem.qk_dim; ++d) score += q[d] * k[key * problem.qk_dim + d];
     score *= problem.scale;
     if (problem.softcap > 0) score = problem.softcap * std::tanh(score / problem.softcap);
     if (!problem.alibi_slopes.empty()) {
-      score -= static_cast<double>(problem.alibi_slopes[head]) *
-               std::fabs(static_cast<double>(query + s.visible.offset - key));
+      const int64_t distance = std::abs(query + s.visible.offset - key) - base.distance;
+      score -= static_cast<double>(problem.alibi_slopes[head]) * static_cast<double>(distance);
     }
     const std::byte* mask = MaskRow(problem, args.mask, sequence, head, query);
     return mask == nullptr ? score : score + MaskBias(problem, mask, key);
@@ -73,22 +88,23 @@ struct Head {
   // True iff the given map, if there is one, has the tile of this pair.
   bool InMap(int64_t query, int64_t key) const {
     if (args.map == nullptr) return true;
-    const uint8_t* map = args.map + sequence * args.map_batch_stride + head * args.map_head_stride;
+    const uint8_t* map =
+        args.map + problem.sequences[sequence].index * args.map_batch_stride + head * args.map_head_stride;
     return map[PlaceOf(query) / kBlockQ * problem.k_blocks + PlaceOf(key) / kBlockK] != 0;
   }
 
   // Adds the row's share of each tile to `masses`, unless NULL. False if the query sees nothing.
   bool Row(int64_t query, double* masses) const {
     const Sequence& s = problem.sequences[sequence];
-    const std::byte* q_data =
-        SequenceData(problem, args.q, DtypeBytes(args.q.dtype), sequence, head, s.q_begin + query);
+    const std::byte* q_data = SequenceData(problem, args.q, sequence, head, s.q_begin + query);
     std::vector<double> q(problem.qk_dim), o(problem.v_dim), scores(s.k_count, kMinusInf);
     for (int64_t d = 0; d < problem.qk_dim; ++d) q[d] = LoadElement(q_data, args.q.dtype, d);
     double top = kMinusInf;
+    const Base base = BaseOf(query);
     const Range keys = s.visible.KeysOf(query);
     for (int64_t j = keys.begin; j < keys.end; ++j) {
       if (!InMap(query, j)) continue;
-      scores[j] = Score(q.data(), query, j);
+      scores[j] = Score(q.data(), query, j, base);
       top = std::isnan(scores[j]) ? scores[j] : std::max(top, scores[j]);
     }
     const bool empty = top == kMinusInf;
@@ -99,13 +115,20 @@ struct Head {
       sum += p;
       for (int64_t c = 0; c < problem.v_dim; ++c) o[c] += p * v[j * problem.v_dim + c];
     }
-    if (!problem.sink_logits.empty() && !empty) sum += std::exp(problem.sink_logits[head] - top);
-    std::byte* out = SequenceData(problem, args.o, DtypeBytes(args.o.dtype), sequence, head, s.q_begin + query);
+    double log_sum = top + std::log(sum) + base.bias;
+    if (!problem.sink_logits.empty() && !empty) {
+      // The sink joins the denominator, in units of whichever of the two is larger.
+      const double sink = problem.sink_logits[head], larger = std::max(log_sum, sink);
+      const double joined = larger + std::log(std::exp(log_sum - larger) + std::exp(sink - larger));
+      sum *= std::exp(joined - log_sum);
+      log_sum = joined;
+    }
+    std::byte* out = SequenceData(problem, args.o, sequence, head, s.q_begin + query);
     for (int64_t c = 0; c < problem.v_dim; ++c) {
       StoreElement(out, args.o.dtype, c, static_cast<float>(empty ? 0.0 : o[c] / sum));
     }
     float* lse = LseRow(problem, args.lse, sequence, head);
-    if (lse != nullptr) lse[query] = static_cast<float>(empty ? kMinusInf : top + std::log(sum));
+    if (lse != nullptr) lse[query] = static_cast<float>(empty ? kMinusInf : log_sum);
     for (int64_t j = keys.begin; j < keys.end && !empty && masses != nullptr; ++j) {
       masses[PlaceOf(j) / kBlockK] += scores[j] / sum;
     }
@@ -133,9 +156,11 @@ void Reference(const Problem& problem, const sparge_executor& executor, const sp
   std::vector<int64_t> place(problem.order.size());
   for (size_t i = 0; i < place.size(); ++i) place[problem.order[i]] = static_cast<int64_t>(i);
   if (args.mass_out != nullptr) std::fill_n(args.mass_out, problem.AllTiles(), 0.0f);
-  for (int64_t b = 0; b < problem.batch(); ++b) {
+  WriteKeyless(problem, executor, args);
+  if (problem.idle()) return;
+  for (int64_t b = 0; b < problem.sequence_count(); ++b) {
     const int64_t blocks = problem.sequences[b].q_blocks;
-    for (int64_t h = 0; h < problem.q_heads && blocks > 0; ++h) {
+    for (int64_t h = 0; h < problem.q_heads; ++h) {
       const Head head(problem, args, b, h, place);
       ForEach(executor, blocks, [&](int32_t, int64_t block) { head.Block(block); });
     }

@@ -32,7 +32,7 @@ TEST(Api, BadPlans) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();
   static const int64_t falling[] = {0, 8, 4}, wrong_end[] = {0, 4, 9}, wrong_begin[] = {1, 4, 10}, good[] = {0, 4, 10};
-  static const float slopes[] = {1.0f, kNan};
+  static const float slopes[] = {1.0f, kNan}, steep[] = {2e9f, 0.0f};
   static const float sinks[] = {1.0f, kInf};
   static const sparge_head_params heads[] = {{0.3, 0.9, 0.5, 10}, {0.3, 1.5, 0.5, 10}};
   const BadDesc cases[] = {
@@ -52,12 +52,16 @@ TEST(Api, BadPlans) {
       {"scale=nan", [=](PlanDesc& d) { d.scale = nan; }},
       {"scale=inf", [=](PlanDesc& d) { d.scale = inf; }},
       {"softcap=-1", [](PlanDesc& d) { d.softcap = -1; }},
+      {"softcap=1e-300 is neither 0 nor within 1.18e-38..1e9", [](PlanDesc& d) { d.softcap = 1e-300; }},
+      {"softcap=1.1e-38", [](PlanDesc& d) { d.softcap = 1.1e-38; }},
+      {"softcap=2e+09", [](PlanDesc& d) { d.softcap = 2e9; }},
       {"softcap=nan", [=](PlanDesc& d) { d.softcap = nan; }},
       {"causal=2", [](PlanDesc& d) { d.causal = 2; }},
       {"window=-3", [](PlanDesc& d) { d.window = -3; }},
       {"query_offset=5 has no effect", [](PlanDesc& d) { d.query_offset = 5; }},
       {"mask=9", [](PlanDesc& d) { d.mask = static_cast<sparge_mask_type>(9); }},
       {"alibi_slopes[1]=nan", [](PlanDesc& d) { d.alibi_slopes = slopes; }},
+      {"alibi_slopes[0]=2e+09 is larger than 1e9", [](PlanDesc& d) { d.alibi_slopes = steep; }},
       {"sink_logits[1]=inf", [](PlanDesc& d) { d.sink_logits = sinks; }},
       {"precision=3", [](PlanDesc& d) { d.precision = static_cast<sparge_precision>(3); }},
       {"select=-1", [](PlanDesc& d) { d.select = static_cast<sparge_select>(-1); }},

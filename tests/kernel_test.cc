@@ -202,6 +202,18 @@ TEST(Kernel, SoftcapSlopesAndSinks) {
   }
 }
 
+// Down to the smallest that is allowed: scores become alike, and the result the mean of the values.
+TEST(Kernel, SmallSoftcaps) {
+  for (const double softcap : {0.01, 1e-10, 1e-30, 1.2e-38}) {
+    for (const int64_t queries : {3, 70}) {
+      Problem problem({.q_heads = 2, .q_tokens = queries, .kv_tokens = 200, .seed = 12});
+      problem.desc.softcap = softcap;
+      problem.desc.scale = 1e4;
+      ExpectClose(problem, "softcap " + std::to_string(softcap));
+    }
+  }
+}
+
 TEST(Kernel, ScaleIsHonoured) {
   for (const double scale : {0.05, -0.1}) {
     Problem problem({.q_tokens = 100, .seed = 10});

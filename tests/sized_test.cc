@@ -234,5 +234,92 @@ TEST(Sized, Tuners) {
   sparge_tuner_destroy(last);
 }
 
+TEST(Sized, Layers) {
+  ExpectSizes<sparge_layer_desc>("desc", &sparge_layer_desc_init_sized, [](sparge_layer_desc* desc) {
+    sparge_layer* layer = nullptr;
+    const sparge_status status = sparge_layer_create(desc, &layer);
+    sparge_layer_destroy(layer);
+    return status;
+  });
+  const Layer layer;
+  ExpectSizes<sparge_layer_totals>("out", &sparge_layer_totals_init_sized,
+                                   [&](sparge_layer_totals* out) { return sparge_layer_get_totals(layer.get(), out); });
+  // The last member of a preset is one that it must have, so an older one would be none.
+  sparge_head_params heads[] = {{-1, 0.5, 1, 10}};
+  const sparge_precision precisions[] = {SPARGE_PRECISION_INT8};
+  const auto create = [&](sparge_layer_preset* preset) {
+    preset->q_heads = preset->kv_heads = 1;
+    preset->qk_dim = preset->v_dim = 64;
+    preset->select = SPARGE_SELECT_FLOOR;
+    preset->heads = heads;
+    preset->head_precision = precisions;
+    LayerDesc desc;
+    desc.preset = preset;
+    sparge_layer* made = nullptr;
+    const sparge_status status = sparge_layer_create(&desc, &made);
+    sparge_layer_destroy(made);
+    return status;
+  };
+  Room<sparge_layer_preset> longer;
+  sparge_layer_preset_init_sized(longer.get(), sizeof(sparge_layer_preset) + kMore);
+  EXPECT_EQ(create(longer.get()), SPARGE_OK) << sparge_last_error();
+  longer.bytes[sizeof(sparge_layer_preset)] = 1;
+  EXPECT_EQ(create(longer.get()), SPARGE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(sparge_last_error()).find("preset has members that"), std::string::npos);
+}
+
+// What the library hands on inside is in its own size, whatever the caller's was.
+TEST(Sized, LayersAndTunersRunWhatCallersOfOtherHeadersGive) {
+  const Context context(1);
+  const Problem p({.q_tokens = 200, .correlated = true});
+  Room<sparge_run_args> room;
+  Room<sparge_plan_desc> plan;
+  for (const size_t more : {size_t{0}, kMore}) {
+    sparge_plan_desc_init_sized(plan.get(),
+                                more == 0 ? offsetof(sparge_plan_desc, first_query) : sizeof(PlanDesc) + more);
+    plan.get()->batch = plan.get()->q_heads = plan.get()->kv_heads = 1;
+    plan.get()->q_tokens = plan.get()->kv_tokens = 200;
+    plan.get()->qk_dim = plan.get()->v_dim = 64;
+    sparge_run_args_init_sized(room.get(), more == 0 ? offsetof(sparge_run_args, mass_out) : sizeof(RunArgs) + more);
+    room.get()->q = p.q.view();
+    room.get()->k = p.k.view();
+    room.get()->v = p.v.view();
+    TunerDesc desc;
+    const sparge_plan_desc* samples[] = {plan.get()};
+    desc.sample_count = 1;
+    desc.samples = samples;
+    desc.self = room.get();
+    desc.open = [](void* self, int64_t, const sparge_run_args** args) {
+      *args = static_cast<const sparge_run_args*>(self);
+      return SPARGE_OK;
+    };
+    sparge_tuner* tuner = nullptr;
+    ASSERT_EQ(sparge_tuner_create(context.get(), &desc, &tuner), SPARGE_OK) << sparge_last_error();
+    EXPECT_EQ(sparge_tuner_run(tuner), SPARGE_OK) << sparge_last_error();
+    ExpectSizes<sparge_tuner_info>("out", &sparge_tuner_info_init_sized,
+                                   [&](sparge_tuner_info* out) { return sparge_tuner_get_info(tuner, out); });
+    ExpectSizes<sparge_tuned_head>("out", &sparge_tuned_head_init_sized,
+                                   [&](sparge_tuned_head* out) { return sparge_tuner_head(tuner, 0, out); });
+    sparge_tuner_destroy(tuner);
+
+    TestTensor o(1, 1, 200, 64);
+    room.get()->o = o.view();
+    Layer layer;
+    EXPECT_EQ(sparge_layer_run(layer.get(), context.get(), plan.get(), room.get(), 0), SPARGE_OK)
+        << sparge_last_error();
+    EXPECT_LE(RelativeL1(o, Reference(context, p).o), 0.03);
+  }
+  ExpectSizes<sparge_tuner_desc>("desc", &sparge_tuner_desc_init_sized, [&](sparge_tuner_desc* desc) {
+    const sparge_plan_desc* samples[] = {plan.get()};
+    desc->sample_count = 1;
+    desc->samples = samples;
+    desc->open = [](void*, int64_t, const sparge_run_args**) { return SPARGE_STOPPED; };
+    sparge_tuner* tuner = nullptr;
+    const sparge_status status = sparge_tuner_create(context.get(), desc, &tuner);
+    sparge_tuner_destroy(tuner);
+    return status;
+  });
+}
+
 }  // namespace
 }  // namespace sparge::testing

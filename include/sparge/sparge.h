@@ -183,12 +183,12 @@ typedef struct sparge_plan_desc {
 
   /* Scores. */
   double scale;   /* 0 = 1 / sqrt(qk_dim) */
-  double softcap; /* 0 = off; else score = softcap * tanh(score / softcap), before masks and slopes */
+  double softcap; /* 0 = off; else (1.18e-38..1e9) score = softcap * tanh(score / softcap), before masks and slopes */
   int32_t causal; /* query i sees keys j <= i + query_offset */
   int64_t query_offset;
   int64_t window; /* 0 = off; else also j > i + query_offset - window */
   sparge_mask_type mask;
-  const float* alibi_slopes; /* q_heads values: score -= slope * |i + query_offset - j|; NULL = none; copied */
+  const float* alibi_slopes; /* q_heads values <= 1e9: score -= slope * |i + query_offset - j|; NULL = none; copied */
   const float* sink_logits;  /* q_heads values: exp(logit) joins the denominator; NULL = none; copied */
 
   /* Sparsity. */
@@ -243,7 +243,7 @@ static inline void sparge_plan_desc_init(sparge_plan_desc* desc) { sparge_plan_d
  * cache. */
 SPARGE_API sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc* desc, sparge_plan** out);
 SPARGE_API void sparge_plan_destroy(sparge_plan* plan); /* NULL is allowed */
-/* Bytes of workspace that `run` and `predict` need: linear in tokens, plus one or two bits per tile. */
+/* Bytes of workspace that a run needs: linear in tokens, plus one or two bits per tile. 0 without queries or keys. */
 SPARGE_API size_t sparge_plan_workspace_size(const sparge_plan* plan);
 /* Bytes of the cache; q_tokens and kv_tokens do not matter. 0 without one, and for so few queries that nothing is
  * packed. */

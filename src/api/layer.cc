@@ -143,7 +143,6 @@ void RunLayer(Layer& layer, sparge_context& context, const sparge_plan_desc* giv
   RefuseParts(desc, "layer");
   CheckDescriptor(desc);
   auto args = CopySized("args", given_args, Defaults(&sparge_run_args_init_sized));
-  args.struct_size = sizeof(args);
   SPARGE_REQUIRE(args.cache == nullptr && args.cache_size == 0, "cache is given, but the layer has its own");
   SPARGE_REQUIRE((flags & ~SPARGE_LAYER_DENSE) == 0, "flags=%#x has bits that mean nothing", flags);
   sparge_stats* const wanted = args.stats;

@@ -83,7 +83,6 @@ std::vector<sparge_plan_desc> CopySamples(const sparge_tuner_desc& desc) {
   for (int64_t i = 0; i < desc.sample_count; ++i) {
     const std::string name = "samples[" + std::to_string(i) + "]";
     samples.push_back(CopySized(name.c_str(), desc.samples[i], Defaults(&sparge_plan_desc_init_sized)));
-    samples.back().struct_size = sizeof(sparge_plan_desc);
     try {
       RefuseChoices(samples.back(), "tuner");
       RefuseParts(samples.back(), "tuner");

@@ -44,6 +44,7 @@ T CopySized(const char* name, const T* from, const T& defaults) {
   CheckSized(name, from);
   T copy = defaults;
   std::memcpy(static_cast<void*>(&copy), from, std::min(from->struct_size, sizeof(T)));
+  copy.struct_size = sizeof(T);
   return copy;
 }
 

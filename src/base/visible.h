@@ -27,6 +27,24 @@ struct Visible {
     return {begin, end};
   }
 
+  // The distance of a query's position p = query + offset to any key j, in parts that differ in size:
+  //   |p - j| = base + (|nearest - j| - back)
+  // `base` may be far beyond what a float tells apart, but is one number per query. What is left is small for the keys
+  // that matter: those near the query, or with `far_first` (a slope that grows with the distance) those far from it.
+  struct Distance {
+    int64_t base, nearest, back;
+  };
+  Distance DistanceOf(int64_t query, bool far_first) const {
+    const int64_t position = query + offset;
+    const int64_t nearest = std::clamp<int64_t>(position, 0, std::max<int64_t>(keys - 1, 0));
+    int64_t back = 0;
+    if (far_first) {
+      const Range seen = KeysOf(query);
+      back = std::max<int64_t>({nearest - seen.begin, seen.end - 1 - nearest, 0});
+    }
+    return {std::max(position, nearest) - std::min(position, nearest) + back, nearest, back};
+  }
+
   // Keys that some query of [first, last] sees. Both ends move right with the query, so the union has no hole as long
   // as neighbours overlap or touch, which they do: each end moves by at most one key per query.
   Range KeysOfAny(int64_t first, int64_t last) const { return {KeysOf(first).begin, KeysOf(last).end}; }

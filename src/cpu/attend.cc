@@ -39,6 +39,7 @@ HeadChoice TakeHeads(const Plan& plan, bool first, bool last, const Decisions& d
 // body(pass) for every plan that has heads to do.
 template <class Body>
 void ForEachPlan(const std::vector<Plan>& plans, const sparge_run_args& args, const Body& body) {
+  if (plans.front().idle()) return;
   Cache cache = OpenCache(plans, args);
   for (const Plan& plan : plans) {
     Arena arena = ArenaOf(args.workspace);
@@ -126,6 +127,7 @@ Sampling StartSampling(const Plan& plan, double effort) {
 void Attend(const std::vector<Plan>& plans, const sparge_run_args& args) {
   sparge_stats stats{};
   ClearResults(plans.front(), args);
+  WriteKeyless(plans.front(), plans.front().machine.executor, args);
   const Sampling sampling = StartSampling(plans.front(), -1.0);
   ForEachPlan(plans, args, [&](const Pass& pass) {
     Workspace& w = pass.w;

@@ -33,17 +33,15 @@ void FinishRow(const Plan& plan, const sparge_run_args& args, const Workspace& w
   const RowPlaces out = PlacesOf(plan, args.o, id.sequence, id.head, s.q_begin + first);
   float* lse = LseRow(plan, args.lse, id.sequence, id.head);
   for (int64_t r = 0; r < count; ++r) {
-    // With a softcap the kernel has already added the shift to the scores.
-    const double missing = plan.softcap > 0 ? 0.0 : shift[r];
-    if (!plan.sink_logits.empty()) {
-      AddSink(static_cast<float>(SinkLogit(plan, id.head, shift[r])), state.o + r * plan.channels(), state.m[r],
-              state.l[r], plan.channels());
-    }
+    const double left_out = LeftOut(plan, s.visible, id.head, first + r, shift[r]);
     if (std::isnan(shift[r]) && state.l[r] > 0) state.l[r] = shift[r];  // a query that is not finite
     if (lse != nullptr) {
-      const double log2_sum = static_cast<double>(state.m[r]) + std::log2(static_cast<double>(state.l[r]));
       lse[out.order == nullptr ? first + r : out.order[r]] =
-          static_cast<float>((state.l[r] == 0 ? log2_sum : log2_sum + missing) / kLog2e);
+          LogSumExp(state.m[r], state.l[r], left_out, SinkLogit(plan, id.head));
+    }
+    if (!plan.sink_logits.empty()) {
+      AddSink(static_cast<float>(SinkLogit(plan, id.head) - left_out), state.o + r * plan.channels(), state.m[r],
+              state.l[r], plan.channels());
     }
   }
   plan.kernel().finish({state, plan.channels(), count, plan.v_dim, static_cast<float>(w.packed.units[unit].v_unit),

@@ -27,9 +27,17 @@ int64_t PoolsIn(const Plan& plan, const Sequence& s, int64_t block) {
 // Sums that leave or come are those of the keys as they are, not of the centred ones.
 bool IsAbsolute(const sparge_run_args& args) { return args.pool_lse != nullptr || args.pool_lse_out != nullptr; }
 
+// What happens to the scores of a pool. It stands where its last query is, and its window is as much longer: it sees
+// what any of its queries sees.
+ScoreRule PoolRule(const Plan& plan, const BlockId& block) {
+  ScoreRule rule = RuleOf(plan, block.sequence, block.head);
+  if (rule.visible.window > 0) rule.visible.window += plan.predictor->pool_rows() - 1;
+  return rule;
+}
+
 // Place of a pool in an array (batch, q_heads, pools) of the interface.
 int64_t PoolPlace(const Plan& plan, const BlockId& block, int64_t pool) {
-  return (block.sequence * plan.q_heads + block.head) * plan.pools() + block.block * plan.predictor->pools + pool;
+  return plan.HeadPlace(block.sequence, block.head) * plan.pools() + block.block * plan.predictor->pools + pool;
 }
 
 }  // namespace
@@ -59,14 +67,12 @@ void PoolMasses(const Plan& plan, const sparge_run_args& args, const Packed& pac
 
   KernelArgs k{};
   const int64_t step = plan.predictor->pool_rows();
-  // A pool stands where its last query is, and its window is as much longer: it sees what any of its queries sees.
   k.query = {
       mine.rows, plan.row_lanes(), mine.factor, mine.shift, first.block * kBlockQ + step - 1, static_cast<int>(count),
       step};
   const int64_t kv_head = first.head / plan.heads_per_kv;
   k.blocks = PackedBlocks(plan, packed, plan.KeyBlock(kv_head, s, 0));
-  k.rule = RuleOf(plan, first.sequence, first.head);
-  if (s.visible.window > 0) k.rule.visible.window += step - 1;
+  k.rule = PoolRule(plan, first);
   const Range keys = k.rule.visible.KeysOfAny(k.query.Position(0), k.query.Position(count - 1));
   const MassArgs to{BlocksOf(keys, kBlockK), mine.mass, mine.top, mine.row_top, mine.stride};
   plan.kernel().masses[plan.precision](k, to);
@@ -85,9 +91,11 @@ void RowMasses(const Plan& plan, const sparge_run_args& args, const PoolMemory& 
     double sum = 0;
     for (int64_t j = 0; j < s.k_blocks; ++j) sum += visible[j] ? static_cast<double>(of_pool[j]) : 0.0;
     if (IsAbsolute(args)) {
-      // With a softcap the kernel has already added the shift to the scores.
+      const int64_t step = plan.predictor->pool_rows();
+      const int64_t last = block.block * kBlockQ + (p + 1) * step - 1;
       const double top =
-          static_cast<double>(mine.row_top[pool]) + (plan.softcap > 0 ? 0.0 : static_cast<double>(mine.shift[pool]));
+          static_cast<double>(mine.row_top[pool]) +
+          LeftOut(plan, PoolRule(plan, block).visible, block.head, QueryBlock::Middle(last, step), mine.shift[pool]);
       const int64_t place = PoolPlace(plan, block, p);
       if (args.pool_lse_out != nullptr) {
         args.pool_lse_out[place] = sum > 0 ? (top + std::log2(sum)) / kLog2e : -std::numeric_limits<double>::infinity();

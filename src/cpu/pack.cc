@@ -253,7 +253,7 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
 
 void LayKeys(const Plan& plan, Arena& arena, Packed& p) {
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
-  const int64_t heads = plan.batch() * plan.kv_heads;
+  const int64_t heads = plan.sequence_count() * plan.kv_heads;
   const int64_t lane_rows = kBlockK / PerLane(plan.precision);
   const bool integer = plan.precision != SPARGE_PRECISION_FP32;
   if (plan.cache_blocks > 0) {
@@ -314,7 +314,7 @@ void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int
 uint64_t CacheKind(const std::vector<Plan>& plans) {
   uint64_t kind = 0x7370617267654B31;  // not 0: that is an empty cache
   for (const Plan& plan : plans) {
-    for (const int64_t part : {int64_t{plan.precision}, plan.batch(), plan.kv_heads, plan.qk_dim, plan.v_dim,
+    for (const int64_t part : {int64_t{plan.precision}, plan.sequence_count(), plan.kv_heads, plan.qk_dim, plan.v_dim,
                                plan.cache_blocks, int64_t{SummarisesKeys(plan)}}) {
       kind = Mix(kind, static_cast<uint64_t>(part));
     }
@@ -324,7 +324,7 @@ uint64_t CacheKind(const std::vector<Plan>& plans) {
 }
 
 void EmptyCache(const Plan& plan, const Packed& packed) {
-  std::fill_n(packed.cache.centred, plan.batch() * plan.kv_heads, int64_t{0});
+  std::fill_n(packed.cache.centred, plan.sequence_count() * plan.kv_heads, int64_t{0});
 }
 
 KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
@@ -333,7 +333,7 @@ KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_r
   const sparge_executor& executor = plan.machine.executor;
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
   ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.SurveyBlock(worker, task); });
-  ForEach(executor, plan.batch() * plan.kv_heads,
+  ForEach(executor, plan.sequence_count() * plan.kv_heads,
           [&](int32_t worker, int64_t index) { packer.ChooseUnits(worker, index); });
   KeyBlockCounts counts{};
   for (int64_t task = 0; task < k_blocks; ++task) {
@@ -391,7 +391,7 @@ KernelArgs BlockArgs(const Plan& plan, const sparge_run_args& args, const Packed
 Packed LayDirect(const Plan& plan, Arena& arena) {
   const int64_t rows = plan.q_heads * plan.all_q_blocks * kBlockQ;
   Packed p{};
-  p.units = arena.Take<KeyUnits>(plan.batch() * plan.kv_heads);
+  p.units = arena.Take<KeyUnits>(plan.sequence_count() * plan.kv_heads);
   p.queries = arena.Take<std::byte>(rows * plan.dim_pad() * static_cast<int64_t>(sizeof(float)));
   p.q_factor = arena.Take<float>(rows);
   p.q_shift = arena.Take<float>(rows);
@@ -399,7 +399,7 @@ Packed LayDirect(const Plan& plan, Arena& arena) {
 }
 
 void PackDirect(const Plan& plan, const sparge_run_args& args, const Packed& packed) {
-  std::fill_n(packed.units, plan.batch() * plan.kv_heads, KeyUnits{1.0, 1.0});
+  std::fill_n(packed.units, plan.sequence_count() * plan.kv_heads, KeyUnits{1.0, 1.0});
   for (int64_t task = 0; task < plan.q_heads * plan.all_q_blocks; ++task) {
     const BlockId id = FindQueryBlock(plan, task);
     const Sequence& s = plan.sequences[id.sequence];

@@ -37,7 +37,10 @@ void ScoreMeans(const Plan& plan, const Packed& packed, const Row& row) {
   double shift = 0;
   if (plan.softcap > 0) ops.dots(query, packed.key_mean + unit * plan.dim_pad(), plan.dim_pad(), 1, &shift);
   shift *= plan.scale;
-  const double position = 0.5 * static_cast<double>(row.first + row.last) + static_cast<double>(s.visible.offset);
+  // A position far from all keys stands for the nearest of them: what that takes from all distances does not matter.
+  const double position =
+      std::clamp(0.5 * static_cast<double>(row.first + row.last) + static_cast<double>(s.visible.offset), 0.0,
+                 static_cast<double>(s.k_count - 1));
   const Range seen = BlocksOf(s.visible.KeysOfAny(row.first, row.last), kBlockK);
   ops.dots(query, packed.k.mean + plan.KeyBlock(kv_head, s, seen.begin) * plan.dim_pad(), plan.dim_pad(),
            seen.end - seen.begin, row.score + seen.begin);
@@ -124,8 +127,8 @@ void CopyRow(const Plan& plan, const sparge_run_args& args, const Row& row) {
   const Sequence& s = plan.sequences[row.id.sequence];
   const uint8_t* map = nullptr;
   if (plan.select == SPARGE_SELECT_MAP) {
-    map = args.map + row.id.sequence * args.map_batch_stride + row.id.head * args.map_head_stride +
-          row.id.block * plan.k_blocks;
+    map =
+        args.map + s.index * args.map_batch_stride + row.id.head * args.map_head_stride + row.id.block * plan.k_blocks;
   }
   for (int64_t j = 0; j < s.k_blocks; ++j) {
     if (row.visible[j] && (map == nullptr || map[j] != 0)) SetBit(row.kept, j);

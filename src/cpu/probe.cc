@@ -92,13 +92,18 @@ class Probe {
     }
   }
 
-  float SinkOf(float shift) const { return static_cast<float>(SinkLogit(plan_, id_.head, shift)); }
+  // The sink logit relative to the scores of a row, log2 units.
+  float SinkOf(int64_t row, float shift) const {
+    const Visible& visible = plan_.sequences[id_.sequence].visible;
+    const int64_t query = kernel_.query.first + row;
+    return static_cast<float>(SinkLogit(plan_, id_.head) - LeftOut(plan_, visible, id_.head, query, shift));
+  }
 
   // Brings the tiles to a common maximum per row, so that from here on results are plain sums; then the dense result.
   // Returns false if there is nothing to measure.
   bool FindDense(SampleResult& result) {
     for (int64_t r = 0; r < rows_; ++r) {
-      sink_[r] = SinkOf(kernel_.query.shift[r]);
+      sink_[r] = SinkOf(r, kernel_.query.shift[r]);
       top_[r] = sink_[r];
       for (int64_t t = 0; t < ranked_.count; ++t) top_[r] = std::max(top_[r], M(t)[r]);
       if (std::isnan(kernel_.query.shift[r])) return false;
@@ -249,7 +254,7 @@ class Probe {
     k.state = {my_.sum, m, l};
     plan_.kernel().attend_direct(k);
     for (int64_t r = 0; r < count; ++r) {
-      const float sink = SinkOf(0.0f);
+      const float sink = SinkOf(r, 0.0f);
       const float all = l[r] + (l[r] > 0 ? std::exp2(sink - m[r]) : 0.0f);
       by[r] = all > 0 ? 1.0f / all : 0.0f;
     }

@@ -2,6 +2,7 @@
 #include "src/cpu/results.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "src/base/sized.h"
 
@@ -23,7 +24,7 @@ int64_t GroupsOf(const Plan& plan, const BlockId& id) {
 void CountWork(const Plan& plan, const sparge_run_args& args, const Workspace& w, sparge_stats& stats) {
   const auto count = [&](const BlockId& id, const sparge_head_stats& part) {
     Add(part, stats.total);
-    if (args.head_stats != nullptr) Add(part, args.head_stats[id.sequence * plan.q_heads + id.head]);
+    if (args.head_stats != nullptr) Add(part, args.head_stats[plan.HeadPlace(id.sequence, id.head)]);
   };
   for (int64_t row = 0; row < plan.q_heads * plan.all_q_blocks; ++row) {
     const BlockId id = FindQueryBlock(plan, row);
@@ -50,7 +51,11 @@ void ClearResults(const Plan& plan, const sparge_run_args& args) {
   if (args.map_out != nullptr) std::fill_n(args.map_out, plan.AllTiles(), uint8_t{0});
   if (args.pv_out != nullptr) std::fill_n(args.pv_out, plan.AllTiles(), uint8_t{0});
   if (args.mass_out != nullptr) std::fill_n(args.mass_out, plan.AllTiles(), 0.0f);
-  if (args.head_stats != nullptr) std::fill_n(args.head_stats, plan.batch() * plan.q_heads, sparge_head_stats{});
+  if (args.head_stats != nullptr) std::fill_n(args.head_stats, plan.batch * plan.q_heads, sparge_head_stats{});
+  // Pools that see none of these keys.
+  if (args.pool_lse_out != nullptr) {
+    std::fill_n(args.pool_lse_out, plan.batch * plan.q_heads * plan.pools(), -std::numeric_limits<double>::infinity());
+  }
 }
 
 void WriteStats(const Plan& plan, const sparge_run_args& args, sparge_stats& stats) {

@@ -10,7 +10,7 @@ namespace {
 // Rows of the whole, of which these may be a part: a row must be split in a part as it is in the whole.
 int64_t AllRows(const Plan& plan) {
   const bool whole = plan.place.all_queries == plan.q_tokens;
-  return plan.q_heads * (whole ? plan.all_q_blocks : plan.batch() * CeilDiv(plan.place.all_queries, kBlockQ));
+  return plan.q_heads * (whole ? plan.all_q_blocks : plan.sequence_count() * CeilDiv(plan.place.all_queries, kBlockQ));
 }
 
 // The largest number of parts of any row that is split.

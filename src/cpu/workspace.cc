@@ -54,7 +54,8 @@ Needs SizesOf(const std::vector<Plan>& plans) {
   }
   // The caller's memory need not be aligned.
   const bool caches = plans.front().cache_blocks > 0 && !plans.front().direct();
-  return {most + Arena::kAlignment, caches ? cache.used() + Arena::kAlignment : 0};
+  const size_t workspace = plans.front().idle() ? 0 : most + Arena::kAlignment;
+  return {workspace, caches ? cache.used() + Arena::kAlignment : 0};
 }
 
 }  // namespace sparge::impl

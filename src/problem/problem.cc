@@ -3,12 +3,14 @@
 
 #include <cinttypes>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <string>
 
 #include "src/base/half.h"
 #include "src/base/status.h"
+#include "src/base/threads.h"
 #include "src/problem/order.h"
 
 namespace sparge::impl {
@@ -16,6 +18,9 @@ namespace {
 
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxPosition = int64_t{1} << 40;  // offsets and windows: far beyond any token, far from overflow
+// Kernels compute c tanh(x / c) in floats: from the least normal one on, c and 1 / c are what they should be. Long
+// before, all scores have become alike.
+constexpr double kLeastSoftcap = std::numeric_limits<float>::min();
 constexpr int64_t kMaxElements = int64_t{1} << 46;  // of one tensor: keeps every size computation inside 64 bits
 
 void CheckRange(const char* name, int64_t value, int64_t low, int64_t high) {
@@ -55,7 +60,8 @@ void CheckOffsets(const char* name, const int64_t* offsets, int64_t batch, int64
 void CheckScores(const sparge_plan_desc& desc) {
   SPARGE_REQUIRE(std::isfinite(desc.scale), "scale=%g is not finite", desc.scale);
   SPARGE_REQUIRE(std::fabs(desc.scale) <= 1e9, "scale=%g is larger than 1e9", desc.scale);
-  SPARGE_REQUIRE(desc.softcap >= 0 && desc.softcap <= 1e9, "softcap=%g is outside 0..1e9", desc.softcap);
+  SPARGE_REQUIRE(desc.softcap == 0 || (desc.softcap >= kLeastSoftcap && desc.softcap <= 1e9),
+                 "softcap=%g is neither 0 nor within %.3g..1e9", desc.softcap, kLeastSoftcap);
   SPARGE_REQUIRE(desc.causal == 0 || desc.causal == 1, "causal=%d is not 0 or 1", desc.causal);
   if (desc.query_offset != SPARGE_OFFSET_BOTTOM_RIGHT) {
     CheckRange("query_offset", desc.query_offset, -kMaxPosition, kMaxPosition);
@@ -67,6 +73,9 @@ void CheckScores(const sparge_plan_desc& desc) {
   for (int64_t h = 0; h < desc.q_heads; ++h) {
     if (desc.alibi_slopes != nullptr) {
       SPARGE_REQUIRE(std::isfinite(desc.alibi_slopes[h]), "alibi_slopes[%" PRId64 "]=%g is not finite", h,
+                     static_cast<double>(desc.alibi_slopes[h]));
+      // Times any distance, that is still far from the largest float.
+      SPARGE_REQUIRE(std::fabs(desc.alibi_slopes[h]) <= 1e9f, "alibi_slopes[%" PRId64 "]=%g is larger than 1e9", h,
                      static_cast<double>(desc.alibi_slopes[h]));
     }
     if (desc.sink_logits != nullptr) {
@@ -214,36 +223,52 @@ Place PlaceOf(const sparge_plan_desc& desc) {
           desc.all_keys == 0 ? desc.kv_tokens : desc.all_keys};
 }
 
+// The `index`-th sequence of the batch.
+Sequence SequenceAt(const sparge_plan_desc& desc, const Problem& problem, int64_t index) {
+  Sequence s{};
+  s.index = index;
+  s.q_count = desc.q_tokens;
+  s.k_count = desc.kv_tokens;
+  if (problem.packed) {
+    s.q_begin = desc.q_offsets[index];
+    s.q_count = desc.q_offsets[index + 1] - s.q_begin;
+    s.k_begin = desc.kv_offsets[index];
+    s.k_count = desc.kv_offsets[index + 1] - s.k_begin;
+  }
+  s.q_blocks = CeilDiv(s.q_count, kBlockQ);
+  s.k_blocks = CeilDiv(s.k_count, kBlockK);
+  // Positions count from the first key of the whole, the visible keys from the first one here.
+  const Place& place = problem.place;
+  const bool bottom_right = desc.query_offset == SPARGE_OFFSET_BOTTOM_RIGHT;
+  const int64_t aligned = problem.is_part() || place.all_queries != desc.q_tokens
+                              ? place.all_keys - place.all_queries + place.first_query
+                              : s.k_count - s.q_count;
+  s.visible = {s.k_count, (bottom_right ? aligned : desc.query_offset) - place.first_key, desc.window,
+               desc.causal == 1};
+  return s;
+}
+
+// Those with queries and keys: the others would have units, means and packed keys that nobody reads. A cache has places
+// for all, whatever a call has.
 void AddSequences(const sparge_plan_desc& desc, Problem& problem) {
+  problem.batch = desc.batch;
   problem.all_q_blocks = problem.all_k_blocks = problem.q_blocks = problem.k_blocks = problem.most_queries = 0;
+  const bool alike = !problem.packed;
+  const bool idle = desc.q_tokens == 0 || desc.kv_tokens == 0;
   for (int64_t b = 0; b < desc.batch; ++b) {
-    Sequence s{};
-    if (problem.packed) {
-      s.q_begin = desc.q_offsets[b];
-      s.q_count = desc.q_offsets[b + 1] - s.q_begin;
-      s.k_begin = desc.kv_offsets[b];
-      s.k_count = desc.kv_offsets[b + 1] - s.k_begin;
-    } else {
-      s.q_count = desc.q_tokens;
-      s.k_count = desc.kv_tokens;
-    }
-    s.q_blocks = CeilDiv(s.q_count, kBlockQ);
-    s.k_blocks = CeilDiv(s.k_count, kBlockK);
-    s.q_block_begin = problem.all_q_blocks;
-    s.k_block_begin = problem.all_k_blocks;
-    // Positions count from the first key of the whole, the visible keys from the first one here.
-    const Place& place = problem.place;
-    const bool bottom_right = desc.query_offset == SPARGE_OFFSET_BOTTOM_RIGHT;
-    const int64_t aligned = problem.is_part() || place.all_queries != desc.q_tokens
-                                ? place.all_keys - place.all_queries + place.first_query
-                                : s.k_count - s.q_count;
-    s.visible = {s.k_count, (bottom_right ? aligned : desc.query_offset) - place.first_key, desc.window,
-                 desc.causal == 1};
-    problem.all_q_blocks += s.q_blocks;
-    problem.all_k_blocks += problem.cache_blocks > 0 ? problem.cache_blocks : s.k_blocks;
+    Sequence s = SequenceAt(desc, problem, b);
     problem.q_blocks = std::max(problem.q_blocks, s.q_blocks);
     problem.most_queries = std::max(problem.most_queries, s.q_count);
     problem.k_blocks = std::max(problem.k_blocks, s.k_blocks);
+    if (alike && idle && problem.cache_blocks == 0) return;
+    if (!alike && (s.q_count == 0 || s.k_count == 0)) {
+      if (s.q_count > 0) problem.keyless.push_back({b, s.q_begin, s.q_count});
+      continue;
+    }
+    s.q_block_begin = problem.all_q_blocks;
+    s.k_block_begin = problem.all_k_blocks;
+    problem.all_q_blocks += s.q_blocks;
+    problem.all_k_blocks += problem.cache_blocks > 0 ? problem.cache_blocks : s.k_blocks;
     problem.sequences.push_back(s);
   }
 }
@@ -256,11 +281,11 @@ struct TensorShape {
 void CheckTensor(const Problem& problem, const char* name, const sparge_tensor& tensor, TensorShape shape,
                  bool output) {
   CheckRange((std::string(name) + ".dtype").c_str(), RawEnum(tensor.dtype), SPARGE_F32, SPARGE_BF16);
-  const bool empty = problem.batch() == 0 || shape.tokens == 0;
+  const bool empty = problem.batch == 0 || shape.tokens == 0;
   SPARGE_REQUIRE(tensor.data != nullptr || empty, "%s.data is NULL", name);
   SPARGE_REQUIRE(reinterpret_cast<uintptr_t>(tensor.data) % DtypeBytes(tensor.dtype) == 0,
                  "%s.data is not aligned to its element size", name);
-  const int64_t counts[3] = {problem.packed ? 1 : problem.batch(), shape.heads, shape.tokens};
+  const int64_t counts[3] = {problem.packed ? 1 : problem.batch, shape.heads, shape.tokens};
   const int64_t strides[3] = {tensor.batch_stride, tensor.head_stride, tensor.token_stride};
   const char* const names[3] = {"batch_stride", "head_stride", "token_stride"};
   double reach = 0;
@@ -279,7 +304,7 @@ void CheckMaskArgs(const Problem& problem, const sparge_run_args& args) {
   const bool needed = problem.mask != SPARGE_MASK_NONE;
   SPARGE_REQUIRE(needed || args.mask.data == nullptr, "mask.data is given, but the plan has no mask");
   if (!needed) return;
-  const bool empty = problem.batch() == 0 || problem.q_tokens == 0 || problem.kv_tokens == 0;
+  const bool empty = problem.batch == 0 || problem.q_tokens == 0 || problem.kv_tokens == 0;
   SPARGE_REQUIRE(args.mask.data != nullptr || empty, "mask.data is NULL, but the plan has a mask");
   SPARGE_REQUIRE(args.mask.batch_stride >= 0 && args.mask.head_stride >= 0 && args.mask.query_stride >= 0,
                  "mask strides %" PRId64 ", %" PRId64 ", %" PRId64 " must not be negative", args.mask.batch_stride,
@@ -346,6 +371,22 @@ std::vector<Problem> MakeProblems(const sparge_plan_desc& desc, Calibration* cal
   return problems;
 }
 
+void WriteKeyless(const Problem& problem, const sparge_executor& executor, const sparge_run_args& args) {
+  const bool all = !problem.packed && problem.kv_tokens == 0;
+  const int64_t count = all ? problem.batch : static_cast<int64_t>(problem.keyless.size());
+  if (problem.q_tokens == 0) return;
+  ForEach(executor, count * problem.q_heads, [&](int32_t, int64_t task) {
+    const int64_t i = task / problem.q_heads, head = task % problem.q_heads;
+    const KeylessRows rows = all ? KeylessRows{i, 0, problem.q_tokens} : problem.keyless[i];
+    for (int64_t t = rows.q_begin; t < rows.q_begin + rows.q_count; ++t) {
+      std::memset(TokenData(problem, args.o, rows.index, head, t), 0,
+                  static_cast<size_t>(problem.v_dim) * DtypeBytes(args.o.dtype));
+    }
+    float* lse = LseData(problem, args.lse, rows.index, head, rows.q_begin);
+    if (lse != nullptr) std::fill_n(lse, rows.q_count, -std::numeric_limits<float>::infinity());
+  });
+}
+
 void CheckArgs(const Problem& problem, const sparge_run_args& args, Call call, const Needs& needs) {
   CheckTensor(problem, "q", args.q, {problem.q_heads, problem.q_tokens, problem.qk_dim}, false);
   CheckTensor(problem, "k", args.k, {problem.kv_heads, problem.kv_tokens, problem.qk_dim}, false);
@@ -355,7 +396,7 @@ void CheckArgs(const Problem& problem, const sparge_run_args& args, Call call, c
       CheckTensor(problem, "o", args.o, {problem.q_heads, problem.q_tokens, problem.v_dim}, true);
   }
   CheckMaskArgs(problem, args);
-  const bool no_tiles = problem.batch() * problem.q_blocks * problem.k_blocks == 0;
+  const bool no_tiles = problem.batch * problem.q_blocks * problem.k_blocks == 0;
   if (call != Call::kReference) {
     const bool wants_map = problem.select == SPARGE_SELECT_MAP;
     SPARGE_REQUIRE(!wants_map || args.map != nullptr || no_tiles, "map is NULL, but the plan selects by map");

@@ -19,15 +19,21 @@
 
 namespace sparge::impl {
 
-// One sequence of the batch. Token indices count from `q_begin` / `k_begin` in its tensor row; blocks are numbered
-// through all sequences of a head, so that one index finds a block's data.
+// One sequence of the batch that has queries and keys. Token indices count from `q_begin` / `k_begin` in its tensor
+// row; blocks are numbered through all sequences of a head, so that one index finds a block's data.
 struct Sequence {
+  int64_t index;  // in the batch: of its part of tensors, masks, maps and figures
   int64_t q_begin, q_count, q_blocks, q_block_begin;
   int64_t k_begin, k_count, k_blocks, k_block_begin;
   Visible visible;
 
   int64_t QueriesIn(int64_t q_block) const { return std::min<int64_t>(kBlockQ, q_count - q_block * kBlockQ); }
   int64_t KeysIn(int64_t k_block) const { return std::min<int64_t>(kBlockK, k_count - k_block * kBlockK); }
+};
+
+// Queries of a sequence that has no keys: their result is empty.
+struct KeylessRows {
+  int64_t index, q_begin, q_count;
 };
 
 // Packing a key costs about as much as this many queries take to use it unpacked.
@@ -42,7 +48,9 @@ struct Place {
 struct Calibration;
 
 struct Problem {
-  std::vector<Sequence> sequences;
+  int64_t batch;                     // as in the descriptor
+  std::vector<Sequence> sequences;   // those with something to compute: others cost no memory
+  std::vector<KeylessRows> keyless;  // of a packed batch; of another one that has no keys, all rows are
   bool packed;  // sequences lie behind one another in one tensor row, instead of in a batch dimension
   int64_t q_heads, kv_heads, heads_per_kv;
   int64_t q_tokens, kv_tokens;  // as in the descriptor
@@ -82,7 +90,9 @@ struct Problem {
   bool calibrates() const { return select == SPARGE_SELECT_AUTO && !few(); }
   // Whether these are not all keys that the queries see.
   bool is_part() const { return place.all_keys != kv_tokens; }
-  int64_t batch() const { return static_cast<int64_t>(sequences.size()); }
+  int64_t sequence_count() const { return static_cast<int64_t>(sequences.size()); }
+  // Whether there is nothing to compute. Sequences of a plan with a cache have their places there nevertheless.
+  bool idle() const { return sequences.empty() || q_tokens == 0 || kv_tokens == 0; }
   // Index of a query block among all of all heads, or of a key block among all of all kv heads.
   int64_t QueryBlock(int64_t head, const Sequence& s, int64_t block) const {
     return head * all_q_blocks + s.q_block_begin + block;
@@ -92,8 +102,10 @@ struct Problem {
   }
   // Index of what is kept per sequence and kv head: mean and units of the keys.
   int64_t KvUnit(int64_t sequence, int64_t kv_head) const { return sequence * kv_heads + kv_head; }
+  // Place of a sequence and head in an array (batch, q_heads) that crosses the interface.
+  int64_t HeadPlace(int64_t sequence, int64_t head) const { return sequences[sequence].index * q_heads + head; }
   // Tiles of an array (batch, q_heads, q_blocks, k_blocks) that crosses the interface.
-  int64_t AllTiles() const { return batch() * q_heads * q_blocks * k_blocks; }
+  int64_t AllTiles() const { return batch * q_heads * q_blocks * k_blocks; }
 };
 
 // The heads of one call: what is in force for each, and which of them this pass computes.
@@ -120,6 +132,9 @@ enum class Call { kRun, kPredict, kCalibrate, kReference };
 struct Needs {
   size_t workspace, cache;
 };
+// Zeros and log-sum-exp -inf for queries of sequences without keys.
+void WriteKeyless(const Problem& problem, const sparge_executor& executor, const sparge_run_args& args);
+
 // Throws Failure if `args` do not fit the problem.
 void CheckArgs(const Problem& problem, const sparge_run_args& args, Call call, const Needs& needs);
 
@@ -145,15 +160,19 @@ inline BlockId FindKeyBlock(const Problem& problem, int64_t index) {
 
 // Where the tiles of a query block begin in an array (batch, q_heads, q_blocks, k_blocks).
 inline int64_t TileRow(const Problem& problem, const BlockId& id) {
-  return ((id.sequence * problem.q_heads + id.head) * problem.q_blocks + id.block) * problem.k_blocks;
+  return (problem.HeadPlace(id.sequence, id.head) * problem.q_blocks + id.block) * problem.k_blocks;
 }
 
-// Address of a token of the tensor row that holds a sequence.
-inline std::byte* SequenceData(const Problem& problem, const sparge_tensor& tensor, size_t element_bytes,
-                               int64_t sequence, int64_t head, int64_t first_token) {
-  const int64_t batch = problem.packed ? 0 : sequence;
-  const int64_t at = batch * tensor.batch_stride + head * tensor.head_stride + first_token * tensor.token_stride;
-  return static_cast<std::byte*>(tensor.data) + at * static_cast<int64_t>(element_bytes);
+// Address of a token of the tensor row that holds the `index`-th sequence of the batch.
+inline std::byte* TokenData(const Problem& problem, const sparge_tensor& tensor, int64_t index, int64_t head,
+                            int64_t token) {
+  const int64_t batch = problem.packed ? 0 : index;
+  const int64_t at = batch * tensor.batch_stride + head * tensor.head_stride + token * tensor.token_stride;
+  return static_cast<std::byte*>(tensor.data) + at * static_cast<int64_t>(DtypeBytes(tensor.dtype));
+}
+inline std::byte* SequenceData(const Problem& problem, const sparge_tensor& tensor, int64_t sequence, int64_t head,
+                               int64_t first_token) {
+  return TokenData(problem, tensor, problem.sequences[sequence].index, head, first_token);
 }
 
 // Rows that follow one another in the plan's order from the `first`-th on: the address that their places count from,
@@ -165,7 +184,7 @@ struct RowPlaces {
 inline RowPlaces PlacesOf(const Problem& problem, const sparge_tensor& tensor, int64_t sequence, int64_t head,
                           int64_t first) {
   const bool as_they_lie = problem.order.empty();
-  return {SequenceData(problem, tensor, DtypeBytes(tensor.dtype), sequence, head, as_they_lie ? first : 0),
+  return {SequenceData(problem, tensor, sequence, head, as_they_lie ? first : 0),
           as_they_lie ? nullptr : problem.order.data() + first};
 }
 
@@ -183,7 +202,8 @@ inline int64_t MaskElementBytes(sparge_mask_type type) {
 inline const std::byte* MaskRow(const Problem& problem, const sparge_mask& mask, int64_t sequence, int64_t head,
                                 int64_t query) {
   if (problem.mask == SPARGE_MASK_NONE) return nullptr;
-  const int64_t at = sequence * mask.batch_stride + head * mask.head_stride + query * mask.query_stride;
+  const int64_t at =
+      problem.sequences[sequence].index * mask.batch_stride + head * mask.head_stride + query * mask.query_stride;
   return static_cast<const std::byte*>(mask.data) + at * MaskElementBytes(problem.mask);
 }
 
@@ -197,20 +217,29 @@ inline ScoreRule RuleOf(const Problem& problem, int64_t sequence, int64_t head) 
   return rule;
 }
 
-// The sink logit of a head, log2 units, relative to the scores of a row that centring the keys has moved by `shift`.
-// With a softcap the shift is in the scores already.
-inline double SinkLogit(const Problem& problem, int64_t head, float shift) {
-  if (problem.sink_logits.empty()) return -std::numeric_limits<double>::infinity();
-  const double missing = problem.softcap > 0 ? 0.0 : static_cast<double>(shift);
-  return static_cast<double>(problem.sink_logits[head]) * kLog2e - missing;
+// What a kernel left out of all scores of a query, log2 units: what centring the keys took, `shift`, which with a
+// softcap is in the scores already; and the base of ALiBi.
+inline double LeftOut(const Problem& problem, const Visible& visible, int64_t head, int64_t query, float shift) {
+  const double slope = problem.alibi_slopes.empty() ? 0.0 : static_cast<double>(problem.alibi_slopes[head]) * kLog2e;
+  return (problem.softcap > 0 ? 0.0 : static_cast<double>(shift)) + BaseBias(visible, slope, query);
 }
 
-// The lse of token 0 of a sequence; NULL if not wanted.
-inline float* LseRow(const Problem& problem, const sparge_lse& lse, int64_t sequence, int64_t head) {
+// The sink logit of a head, log2 units; -inf without one.
+inline double SinkLogit(const Problem& problem, int64_t head) {
+  if (problem.sink_logits.empty()) return -std::numeric_limits<double>::infinity();
+  return static_cast<double>(problem.sink_logits[head]) * kLog2e;
+}
+
+// The lse of a token of the tensor row that holds the `index`-th sequence of the batch; NULL if not wanted.
+inline float* LseData(const Problem& problem, const sparge_lse& lse, int64_t index, int64_t head, int64_t token) {
   if (lse.data == nullptr) return nullptr;
-  const int64_t batch = problem.packed ? 0 : sequence;
-  return lse.data + batch * lse.batch_stride + head * lse.head_stride +
-         problem.sequences[sequence].q_begin * problem.packed;
+  const int64_t batch = problem.packed ? 0 : index;
+  return lse.data + batch * lse.batch_stride + head * lse.head_stride + token;
+}
+// That of a sequence's first token.
+inline float* LseRow(const Problem& problem, const sparge_lse& lse, int64_t sequence, int64_t head) {
+  const Sequence& s = problem.sequences[sequence];
+  return LseData(problem, lse, s.index, head, s.q_begin);
 }
 
 }  // namespace sparge::impl

@@ -70,6 +70,8 @@ struct QueryBlock {
   int64_t step = 1;     // from row to row: pooled queries stand for so many each, at the position of their last one
 
   int64_t Position(int64_t row) const { return first + row * step; }
+  // What a row stands for by distance, if it stands for `step` queries up to `last`.
+  static int64_t Middle(int64_t last, int64_t step) { return last - (step - 1) / 2; }
 };
 
 // When the second half of a value block's bits is worth its product. One token much smaller than the others of its

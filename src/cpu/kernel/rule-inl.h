@@ -59,21 +59,28 @@ HWY_INLINE void ApplyRule(const KernelArgs& args, int64_t row, int64_t block, bo
   const int64_t key = block * kBlockK;
   const Range all = rule.visible.KeysOf(args.query.Position(row));
   const Range keys{std::clamp<int64_t>(all.begin - key, 0, kBlockK), std::clamp<int64_t>(all.end - key, 0, kBlockK)};
-  HWY_ALIGN float bias[kBlockK] = {};
-  if (use_mask) MaskBias(rule, row, key, keys, bias);
+  HWY_ALIGN float bias[kBlockK];
+  if (use_mask) {
+    std::fill_n(bias, kBlockK, 0.0f);
+    MaskBias(rule, row, key, keys, bias);
+  }
   const VF cap = hn::Set(d, rule.softcap);
   const VF inverse_cap = hn::Set(d, rule.softcap > 0 ? 1.0f / rule.softcap : 0.0f);
   const VF shift = hn::Set(d, args.query.shift[row]);
-  // |row + offset - key| as a float: exact below 2^24, and beyond that the slope has long made the score negligible.
-  // A pooled query stands for the middle of its queries.
-  const int64_t middle = args.query.Position(row) - (args.query.step - 1) / 2;
-  const VF distance = hn::Set(d, static_cast<float>(middle + rule.visible.offset - key));
+  // ALiBi without the base of the distance: BaseBias.
+  const int64_t middle = QueryBlock::Middle(args.query.Position(row), args.query.step);
+  const Visible::Distance distance =
+      rule.slope != 0 ? rule.visible.DistanceOf(middle, rule.slope < 0) : Visible::Distance{};
+  const VF nearest = hn::Set(d, static_cast<float>(distance.nearest - key));
+  const VF back = hn::Set(d, static_cast<float>(distance.back));
   for (int j = 0; j < kBlockK; j += kLanes) {
     const VF index = hn::Iota(d, static_cast<float>(j));
     VF s = hn::Load(d, scores + j);
     if (rule.softcap > 0) s = hn::Mul(cap, Tanh(hn::Mul(hn::Add(s, shift), inverse_cap)));
-    if (rule.slope != 0) s = hn::NegMulAdd(hn::Set(d, rule.slope), hn::Abs(hn::Sub(distance, index)), s);
-    s = hn::Add(s, hn::Load(d, bias + j));
+    if (rule.slope != 0) {
+      s = hn::NegMulAdd(hn::Set(d, rule.slope), hn::Sub(hn::Abs(hn::Sub(nearest, index)), back), s);
+    }
+    if (use_mask) s = hn::Add(s, hn::Load(d, bias + j));
     const auto visible = hn::And(hn::Ge(index, hn::Set(d, static_cast<float>(keys.begin))),
                                  hn::Lt(index, hn::Set(d, static_cast<float>(keys.end))));
     hn::Store(hn::IfThenElse(visible, s, hn::Set(d, kMinusInf)), d, scores + j);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "src/base/units.h"
 #include "src/cpu/kernel/kernel.h"
 
 namespace sparge::impl {
@@ -34,6 +35,16 @@ inline void JoinStates(const RowState& a, const RowState& b, int64_t rows, int64
     const float* from = b.o + r * channels;
     for (int64_t c = 0; c < channels; ++c) to[c] = to[c] * joined.weight_a + from[c] * joined.weight_b;
   }
+}
+
+// The natural log-sum-exp of a row whose scores lack `left_out`, with a sink (-inf: none); these two in log2 units. A
+// row that saw no key has -inf.
+inline float LogSumExp(float m, float l, double left_out, double sink) {
+  if (l == 0) return -std::numeric_limits<float>::infinity();
+  const double keys = static_cast<double>(m) + std::log2(static_cast<double>(l)) + left_out;
+  if (sink == -std::numeric_limits<double>::infinity()) return static_cast<float>(keys / kLog2e);
+  const double top = std::max(keys, sink);
+  return static_cast<float>((top + std::log2(std::exp2(keys - top) + std::exp2(sink - top))) / kLog2e);
 }
 
 // Adds 2^logit to the denominator of one row. A row that saw no key stays empty.
