@@ -64,6 +64,9 @@ QUOTES = (
     ("docs/numerics.md", rf"as much as {N} queries take to use it unpacked", ("source.kDirectQueries",)),
     (HEADER, rf"at least: up to {N} queries per kv head", ("source.kDirectQueries",)),
     ("docs/ggml.md", rf"with at least {N} queries: prompts", (lambda truth: truth("header.SPARGE_FEW_QUERIES") + 1,)),
+    ("docs/ggml.md", rf"as much as {N} of\s+its keys", ("source.kSampledKeys",)),
+    ("docs/layers.md", rf"as {N} keys of a dense call", ("source.kSampledKeys",)),
+    ("docs/layers.md", rf"memory for {N} tokens at first", ("source.kFirstRoom",)),
     # Tuning and checking.
     (CLI, rf"`--target-l1 X` \| {N} \| relative", TUNE[:1]),
     (CLI, rf"`--pv-l1 X` \| {N} times `--target-l1`", (lambda truth: truth(TUNE[1]) / truth(TUNE[0]),)),

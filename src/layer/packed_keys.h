@@ -10,6 +10,9 @@
 
 namespace sparge::impl {
 
+// Tokens that there is room for at first.
+inline constexpr int64_t kFirstRoom = 2048;
+
 // As std::calloc: zeros, NULL if there is no memory.
 using AllocateZeros = void* (*)(size_t count, size_t size);
 
@@ -43,7 +46,7 @@ class PackedKeys {
   AllocateZeros allocate_;
   std::unique_ptr<void, Free> memory_;
   size_t size_ = 0;
-  int64_t room_ = 2048;
+  int64_t room_ = kFirstRoom;
 };
 
 }  // namespace sparge::impl
