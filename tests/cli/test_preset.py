@@ -142,7 +142,7 @@ class Auto(PresetCase):
         np.testing.assert_array_equal(first[0], again[0])
         self.assertEqual(first[2]["head_parameters"], again[2]["head_parameters"])
         said = self.good("run", "--tensors", self.file, "--out", self.path("o.npy"), *flags).stderr
-        self.assertIn("calibrated in", said)
+        self.assertIn("of its layer:", said)
 
     def test_the_default(self):
         """Nothing at all means auto with the library's own bounds, and with an error named, the ratio for the PV skip."""
