@@ -35,6 +35,7 @@ demo_llm() {
   "$llama_python" scripts/demo_llm.py build/llama/bin $model $backend "$@"
 }
 
+use_ccache
 case ${1:-} in
   -h | --help) usage ;;
   llm)

@@ -6,6 +6,7 @@ source scripts/packages.sh
 source scripts/build.sh
 source scripts/python.sh
 source scripts/llama.sh
+source scripts/side_by_side.sh
 source scripts/stages.sh
 
 usage() {
@@ -15,12 +16,13 @@ usage: ./test.sh [--quick | --ci] [-- ARGUMENTS OF ctest]
   (nothing)  the full suite on an optimised build, in build/test, with the Python tests that need NumPy only: at most
              10 minutes on two cores
   --quick    the same build, without the tests labelled `full` and with smaller sweeps: at most 3 minutes
-  --ci       the full suite; instruction counts against bench/instructions.json; then with smaller sweeps under address
-             and undefined-behaviour sanitizers, under the thread sanitizer and for 64-bit ARM under an emulator; the
-             wheel with PyTorch, transformers and diffusers (several GB in build/venv); the ggml backend under ggml's own
-             tests; and one minute of fuzzing: at most 60 minutes
-Missing Debian packages are installed when run as root or with sudo, Python packages into build/venv. Arguments after
-`--` go to every ctest run.
+  --ci       the full suite; instruction counts against bench/instructions.json; with smaller sweeps under address and
+             undefined-behaviour sanitizers, under the thread sanitizer and for 64-bit ARM under an emulator; the wheel
+             with PyTorch, transformers and diffusers (several GB in build/venv); the ggml backend under ggml's own
+             tests; warnings of g++ and clang++, clang-format, clang-tidy, shellcheck; the static library; and one minute
+             of fuzzing. Side by side: at most 60 minutes on two cores
+Missing Debian packages are installed when run as root or with sudo, Python packages into build/venv. Compiled objects are
+kept by ccache where it is installed. Arguments after `--` go to every ctest run.
 TEXT
 }
 
@@ -38,8 +40,12 @@ fi
 ctest_arguments=("${@:2}")
 
 packages=("${build_packages[@]}" "${test_packages[@]}")
-if [[ $mode == ci ]]; then packages+=("${ci_packages[@]}"); fi
+if [[ $mode == ci ]]; then
+  packages+=("${ci_first_packages[@]}")
+  check_packages "${packages[@]}" "${ci_packages[@]}"  # which a stage installs: better to know now that it may not
+fi
 need_packages "${packages[@]}"
+use_ccache
 
 case $mode in
   full) run_suite test test ;;

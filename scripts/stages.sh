@@ -1,13 +1,51 @@
-# The stages of test.sh --ci and how they are counted; sourced by test.sh after build.sh.
+# The stages of test.sh --ci; sourced by test.sh after build.sh, python.sh, llama.sh and side_by_side.sh.
 # shellcheck shell=bash
 
-# run_suite PRESET TEST_PRESET: builds and runs ctest; its output is also kept in build/PRESET/ctest.log.
-run_suite() {
+# What CI asks of the builds that g++ makes for this machine; alike, so that ccache can share their objects.
+ci_settings=(-DSPARGE_WERROR=ON)
+
+# build_suite PRESET [CMAKE_ARGUMENT...] [-- TARGET...]: with the Python of the test environment.
+build_suite() {
   local python=$PWD/build/venv/test/bin/python
   need_test_environment || return 1
-  build_preset "$1" -DPython3_EXECUTABLE="$python" -DPython_EXECUTABLE="$python" || return 1
+  build_preset "$1" -DPython3_EXECUTABLE="$python" -DPython_EXECUTABLE="$python" "${@:2}"
+}
+
+# run_tests PRESET TEST_PRESET [ARGUMENT OF ctest...]: its output is also kept in build/PRESET/ctest.log.
+run_tests() {
   # shellcheck disable=SC2154  # ctest_arguments: from test.sh
-  ctest --preset "$2" --parallel "$(nproc)" "${ctest_arguments[@]}" 2>&1 | tee "build/$1/ctest.log"
+  ctest --preset "$2" --parallel "$(nproc)" "${@:3}" "${ctest_arguments[@]}" 2>&1 | tee "build/$1/ctest.log"
+}
+
+# run_suite PRESET TEST_PRESET: builds and runs ctest.
+run_suite() {
+  build_suite "$1" && run_tests "$1" "$2"
+}
+
+# What needs nothing but the sources: how C++ is laid out, and what is doubtful in shell scripts.
+check_sources() {
+  local files
+  mapfile -t files < <(find src io cli ggml python/src include tests -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.c')
+  clang-format --version
+  clang-format --dry-run --Werror "${files[@]}" || { echo "please run: clang-format -i FILE (${#files[@]} files were checked)"; return 1; }
+  passed=$((passed + 1))
+  mapfile -t files < <(find scripts tests -name '*.sh')
+  shellcheck --external-sources test.sh demo.sh .ci/run "${files[@]}" || return 1
+  passed=$((passed + 1))
+}
+
+# clang-tidy on the library. Files that are compiled once per instruction set would take longer than all others, and what
+# they include is mostly Highway.
+check_tidy() {
+  local files
+  mkdir -p build/dev
+  quietly build/dev/configure.log cmake --preset dev || return 1
+  mapfile -t files < <(grep -rL --include='*.cc' 'hwy/foreach_target.h' src | sort)
+  printf '%s\n' "${files[@]}" |
+    xargs -P "$(nproc)" -n 1 clang-tidy -p build/dev --quiet --warnings-as-errors='*' 2>build/dev/tidy.log ||
+    { tail -n 20 build/dev/tidy.log; return 1; }
+  echo "${#files[@]} files are clean"
+  passed=$((passed + 1))
 }
 
 # Counts in the build of the full suite, against the table in the repository.
@@ -59,16 +97,27 @@ count_tests() {
   passed=$((passed + numbers[1] - numbers[0] - left_out))
 }
 
-counted_suite() {
+# counted_tests PRESET TEST_PRESET [ARGUMENT OF ctest...]
+counted_tests() {
   rm -f "build/$1/ctest.log"
   local status=0
-  run_suite "$1" "$2" || status=1
+  run_tests "$@" || status=1
   count_tests "build/$1/ctest.log"
   return $status
 }
 
-neon_suite() {
-  scripts/arm64_root.sh && counted_suite neon neon
+counted_suite() {
+  build_suite "$1" && counted_tests "$1" "$2"
+}
+
+# The library as an archive: what other stages compiled, linked the other way, and a program that uses it.
+static_suite() {
+  build_suite static "${ci_settings[@]}" -- all && counted_tests static static
+}
+
+# With everything that is built for this machine, so that later stages find it ready: what they share is compiled once.
+build_all() {
+  build_suite test "${ci_settings[@]}" -DSPARGE_GGML=ON -DSPARGE_GGML_SOURCE="$PWD/build/llama.cpp/ggml"
 }
 
 # ggml's own tests of attention, all of them, with everything claimed and nothing skipped.
@@ -102,13 +151,6 @@ prompt_test() {
 
 # The backend in the programs that it is for.
 ggml_suite() {
-  # shellcheck disable=SC2034  # used by llama.sh
-  llama_python=$PWD/build/venv/test/bin/python
-  build_backend test -- ggml_sparge ggml_test || return 1
-  local status=0
-  ctest --test-dir build/test -R '^Ggml' --output-on-failure --no-tests=error 2>&1 | tee build/test/ctest-ggml.log || status=1
-  count_tests build/test/ctest-ggml.log
-  ((status == 0)) || return 1
   build_llama test-backend-ops || return 1
   prompt_test build/llama.cpp/ggml/include build/llama/bin || return 1
   build_old_ggml || return 1
@@ -118,38 +160,35 @@ ggml_suite() {
   backend_ops
 }
 
-# stage TITLE COMMAND...: runs it unless an earlier stage failed, and notes result and time in `table`.
-stage() {
-  local title=$1 begin=$SECONDS result=passed before=$failures
-  shift
-  if [[ $outcome != passed ]]; then
-    table+=("$(printf '%-44s %-8s %6s' "$title" 'not run' '-')")
-    return 0
-  fi
-  printf '\n== %s (after %d s)\n' "$title" "$SECONDS"
-  if ! "$@"; then
-    result=FAILED
-    outcome=failed
-    # A build that does not come about is a failure too, though no test was run.
-    ((failures > before)) || failures=$((failures + 1))
-  fi
-  table+=("$(printf '%-44s %-8s %4d s' "$title" "$result" $((SECONDS - begin)))")
-}
-
+# Stages in the order in which they are started when a lane is free: those that others wait for, then the long ones; at
+# the end those that can use every core. Two lanes, each with as many jobs as there are cores, keep all cores busy while
+# one of them links, discovers tests or waits for the slowest. Times of calls under test do not suffer: they are the best
+# of many.
 run_all_stages() {
-  passed=0 failures=0 skipped=0 outcome=passed table=()
-  stage 'full suite' counted_suite test test
-  stage 'instruction counts' count_instructions
-  stage 'suite, address and undefined sanitizers' counted_suite asan asan
-  stage 'suite, thread sanitizer' counted_suite tsan tsan
-  stage 'Python package with PyTorch and its friends' python_suite
-  stage 'ggml backend, and ggml'"'"'s own tests' ggml_suite
-  stage 'suite, 64-bit ARM under an emulator' neon_suite
-  stage 'fuzzing of the file parsers' run_fuzzers
-  printf '\n'
-  printf '%s\n' "${table[@]}"
-  printf '%-44s %-8s %4d s\n' 'all stages' "$outcome" "$SECONDS"
-  ((skipped == 0)) || printf '%d tests were skipped\n' "$skipped"
-  printf '\n%d passed, %d failed\n' "$passed" "$failures"
-  [[ $outcome == passed ]]
+  # shellcheck disable=SC2034  # used by llama.sh
+  llama_python=$PWD/build/venv/test/bin/python
+  # Threads that have nothing to do are to sleep, not to spin on a core that another stage could use.
+  export OMP_WAIT_POLICY=passive
+  # shellcheck disable=SC2154  # ci_packages: from packages.sh
+  stage packages wait 'Debian packages' -- need_packages "${ci_packages[@]}"
+  stage test_environment wait 'download: NumPy, pytest, nanobind' -- need_test_environment
+  stage llama wait 'download: llama.cpp' test_environment -- llama_source
+  stage old_ggml wait 'download: an older ggml' test_environment -- old_ggml_source
+  stage whisper wait 'download: Whisper' -- need_whisper
+  stage full_environment wait 'download: PyTorch and its friends' -- need_full_environment
+  stage arm64 wait 'download: libraries for 64-bit ARM' -- scripts/arm64_root.sh
+  stage check wait 'layout of C++, shellcheck' packages -- check_sources
+  stage build work 'build with g++, warnings are errors' test_environment llama -- build_all
+  stage asan work 'suite, address and undefined sanitizers' test_environment -- counted_suite asan asan
+  stage suite work 'full suite' build packages -- counted_tests test test
+  stage python work 'Python package with PyTorch and its friends' build full_environment -- python_suite
+  stage ggml work "ggml backend, and ggml's own tests" build old_ggml whisper -- ggml_suite
+  stage neon work 'suite, 64-bit ARM under an emulator' arm64 packages test_environment -- counted_suite neon neon
+  stage tsan work 'suite, thread sanitizer' test_environment -- counted_suite tsan tsan
+  stage instructions work 'instruction counts' build packages -- count_instructions
+  stage static work 'static library' build -- static_suite
+  stage clang work 'build with clang++, warnings are errors, kernels' packages test_environment -- counted_suite clang clang
+  stage tidy work 'clang-tidy on the library' packages -- check_tidy
+  stage fuzz work 'fuzzing of the file parsers' packages -- run_fuzzers
+  run_stages 2
 }

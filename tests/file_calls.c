@@ -1,5 +1,5 @@
-/* file_calls.c - preloaded into a program: writes its calls of fsync, link and rename into the file that the environment
- * names as SPARGE_CALLS, and lets the n-th call of one of them fail with EIO: SPARGE_FAIL=rename:2. */
+/* file_calls.c - preloaded into a program: writes its calls of fsync, link and rename into the file that the
+ * environment names as SPARGE_CALLS, and lets the n-th call of one of them fail with EIO: SPARGE_FAIL=rename:2. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

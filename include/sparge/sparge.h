@@ -225,11 +225,11 @@ typedef struct sparge_plan_desc {
   double least_effort;
 
   /* A part of a larger call (context parallelism, split keys): where its queries and keys stand among all. Positions
-   * (query_offset, window, alibi_slopes) then count from the first key of the whole, the sink is kept by who has it, rows
-   * are split along the keys as in the whole, and tiles are judged by their share of the whole: predict leaves the sums
-   * of a part (pool_lse_out), the caller joins them over the parts, and run takes them (pool_lse). Then the map is that of
-   * the whole, and sparge_merge_parts joins the results. all_queries and all_keys 0 = q_tokens and kv_tokens; first_query
-   * is a multiple of 128, first_key of 64. A part of the keys is selected by ALL, MAP or FLOOR. */
+   * (query_offset, window, alibi_slopes) then count from the first key of the whole, the sink is kept by who has it,
+   * rows are split along the keys as in the whole, and tiles are judged by their share of the whole: predict leaves the
+   * sums of a part (pool_lse_out), the caller joins them over the parts, and run takes them (pool_lse). Then the map is
+   * that of the whole, and sparge_merge_parts joins the results. all_queries and all_keys 0 = q_tokens and kv_tokens;
+   * first_query is a multiple of 128, first_key of 64. A part of the keys is selected by ALL, MAP or FLOOR. */
   int64_t first_query, all_queries;
   int64_t first_key, all_keys;
 } sparge_plan_desc;
@@ -322,8 +322,9 @@ typedef struct sparge_run_args {
   void* cache;
   size_t cache_size;
   /* Stage 1 of a call that is a part (sparge_plan_desc.all_keys): per pool of 64 neighbouring queries the natural
-   * logarithm of the sum of exp(score) over the keys it sees, -inf if none; (batch, q_heads, sparge_plan_pools) contiguous.
-   * pool_lse_out: of the keys of this call. pool_lse: of all keys, log-add-exp over the parts; decides instead. NULL = no. */
+   * logarithm of the sum of exp(score) over the keys it sees, -inf if none; (batch, q_heads, sparge_plan_pools)
+   * contiguous. pool_lse_out: of the keys of this call. pool_lse: of all keys, log-add-exp over the parts; decides
+   * instead. NULL = no. */
   double* pool_lse_out;
   const double* pool_lse;
 } sparge_run_args;
@@ -440,8 +441,8 @@ SPARGE_API sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t toke
  *                 queries than an earlier one of its kind, which is how a prompt in batches ends
  *   samples       a causal call that goes on with a prompt, against more keys than queries, is small and unlike the
  *                 last one: it is sampled anew
- *   keys          that such a call meets, of more than few queries, are kept packed for the next one (keep_keys), unless it has offsets or a mask.
- *                 Where there is no memory for that, the call does without
+ *   keys          that such a call meets, of more than few queries, are kept packed for the next one (keep_keys),
+ *                 unless it has offsets or a mask. Where there is no memory for that, the call does without
  * Where every tile is computed there is no PV skip either. */
 typedef struct sparge_layer sparge_layer;
 
