@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from . import _core
 from ._attention import Options, Stats, attention, calibrate, merge, predict, reference, token_order
 from ._calibration import Calibration, HeadEstimate
+from ._layers import Layer, LayerWarning, Settings
 
 if _TYPE_CHECKING:
     from ._capture import CaptureWarning, capture
@@ -29,8 +30,11 @@ __all__ = [
     "CaptureWarning",
     "CommandError",
     "HeadEstimate",
+    "Layer",
+    "LayerWarning",
     "Options",
     "Preset",
+    "Settings",
     "Stats",
     "attention",
     "calibrate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterable, Literal, Sequence, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Sequence, TypedDict, Union
 
 import numpy as np
 
@@ -153,14 +153,26 @@ def attention(
 
     threads: default sparge.get_num_threads(). Results do not depend on it.
     """
+    return attend(_core.attention, q, k, v, out, return_lse, return_stats, options)
+
+
+def attend(
+    run: Callable[..., _core.CallStats | None],
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    return_lse: bool,
+    return_stats: bool,
+    options: Options,
+) -> Any:
+    """`attention` by a function of the extension module."""
     q, k, v = _arrays.wrapped("q", q), _arrays.wrapped("k", k), _arrays.wrapped("v", v)
     result, lse = _outputs(q, v, out, return_lse, options)
     view = _arrays.importable
     owners = _importable(options)  # noqa: F841: alive until the call is over
     memory = _arrays.wrapped("out", result, output=True)
-    stats = _core.attention(
-        view("q", q), view("k", k), view("v", v), view("out", memory), lse, return_stats, options
-    )
+    stats = run(view("q", q), view("k", k), view("v", v), view("out", memory), lse, return_stats, options)
     if out is None:
         result = _arrays.as_kind_of(q, result)
     if not return_lse and not return_stats:

@@ -1,21 +1,30 @@
-"""What is kept per attention layer of a model: its calibration or its entry of a preset, and what it did."""
+"""What is kept per attention layer of a model: an object of the library, with a name, and what watches it."""
 
 from __future__ import annotations
 
 import itertools
+import numbers
 import os
 import threading
+import warnings
 import weakref
-from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Union
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Union
 
-from . import _core
+from . import _attention, _core
 from ._attention import Precision
 from ._calibration import Calibration
 from ._presets import Preset
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _handles = itertools.count(1)
 _by_handle: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
+
+
+class LayerWarning(UserWarning):
+    """What a layer has to say, once."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +34,42 @@ class Settings:
     target_l1: float = _core.TARGET_L1  # relative L1 error per head that skipping may cause; 0 = exact
     pv_l1: float | None = None  # the same with PV skip; None = as much more as the library's own bounds
     round_l1: float = _core.ROUND_L1  # error of 8-bit arithmetic beyond which a head takes 16 bits
-    precision: Precision | None = None  # None = int8, and fp32 where target_l1 is 0
-    preset: Union[str, os.PathLike[str], Preset, None] = None  # of `sparge tune`, instead of calibrations
-    # Causal attention: the last queries see everything. What a language model says next comes from its last tokens, and a
-    # question about something long ago needs tiles that hardly count in the error of a whole head.
-    dense_tail: int = 128
+    precision: Precision | None = None  # at least; None = int8, and fp32 where target_l1 is 0
+    preset: Union[str, os.PathLike[str], Preset, None] = None  # of `sparge tune`, instead of bounds
+    # Causal attention: the last queries of a prompt see everything. What a language model says next comes from its last
+    # tokens, and a question about something long ago needs tiles that hardly count in the error of a whole head.
+    dense_tail: int = _core.DENSE_TAIL
     seed: int = 0
+    min_keys: int = _core.MIN_KEYS  # with fewer, everything is computed
+    keep_keys: bool = True  # a prompt that comes in parts: keys stay packed from one to the next
 
     def __post_init__(self) -> None:
-        for name in ("target_l1", "pv_l1", "round_l1"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name}={value} is outside 0..1")
-        if self.dense_tail < 0:
-            raise ValueError(f"dense_tail={self.dense_tail} is negative")
-        if self.precision not in (None, "fp32", "int16", "int8"):
-            raise ValueError(f"precision={self.precision!r} is none of fp32, int16, int8")
+        for names, kind, text in (
+            (("target_l1", "pv_l1", "round_l1"), numbers.Real, "float"),
+            (("dense_tail", "seed", "min_keys"), numbers.Integral, "int"),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if not isinstance(value, kind) and not (name == "pv_l1" and value is None):
+                    raise TypeError(f"{name}={value!r} is no {text}")
+                if kind is numbers.Real and value is not None and not 0 <= value <= 1:
+                    raise ValueError(f"{name}={value} is outside 0..1")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} is outside 0..2^63-1")
         if self.preset is not None:
             object.__setattr__(self, "preset", Preset.read(self.preset))
+        # What is wrong is said now, not when a layer runs.
+        for name in self.preset.layers if isinstance(self.preset, Preset) else [""]:
+            self.make(name)
+
+    def make(self, name: str, remembers: bool = True) -> _core.Layer:
+        """The library's layer with these settings; `name` is for presets."""
+        preset = self.preset.core if isinstance(self.preset, Preset) else None
+        return _core.Layer(
+            target_l1=self.target_l1, pv_l1=self.pv_l1, round_l1=self.round_l1, seed=self.seed, precision=self.precision,
+            preset=preset, name=name, remembers=remembers, keep_keys=self.keep_keys, min_keys=self.min_keys,
+            dense_tail=self.dense_tail,
+        )  # fmt: skip
 
 
 @dataclass
@@ -50,7 +77,11 @@ class Totals:
     """Sums over the calls of a layer."""
 
     calls: int = 0
+    dense_calls: int = 0  # of these, those that could skip nothing: few queries or keys, or because they were told so
     time_ms: float = 0.0
+    calibrate_ms: float = 0.0  # of these
+    key_blocks: int = 0
+    key_blocks_reused: int = 0  # found packed from an earlier part of a prompt
     qk_eligible: int = 0
     qk_computed: int = 0
     pv_eligible: int = 0
@@ -60,83 +91,107 @@ class Totals:
     def sparsity(self) -> float:
         return 1 - self.qk_computed / self.qk_eligible if self.qk_eligible else 0.0
 
-    def add(self, other: Totals) -> None:
+    def add(self, other: Totals, times: int = 1) -> None:
         for name in self.__dataclass_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
 
 
-@dataclass(eq=False)
 class Layer:
-    """One attention layer. Operators name it by `handle`, because they take numbers and tensors only."""
+    """One attention layer of a model: which tiles it computes, what it learned, keys that stay packed, and what it did.
 
-    name: str
-    settings: Settings = field(default_factory=Settings)
-    totals: Totals = field(default_factory=Totals)
-    remembers: bool = True  # False: every call calibrates for itself
-    dense: bool = False  # for the time being: everything is computed (first denoising steps)
-    watchers: list[Callable[..., None]] = field(default_factory=list, repr=False)  # capture
-    _calibrations: dict[tuple[int, bool], Calibration] = field(default_factory=dict, repr=False)
+    Copies and pickles have what it learned, and go on by themselves. Operators name it by `handle`, because they take
+    numbers and tensors only.
+    """
 
-    def __post_init__(self) -> None:
-        self._enlist()
+    def __init__(self, name: str = "", settings: Settings | None = None, *, remembers: bool = True) -> None:
+        """remembers: False = every call is by itself, as if the layer were new."""
+        self.name = name
+        self.settings = Settings() if settings is None else settings
+        self.remembers = remembers
+        self.dense = False  # for the time being: everything is computed (first denoising steps)
+        self._before = Totals()  # of the layer that this is a copy of, less those that were cleared
+        self._enlist(None)
 
-    def _enlist(self) -> None:
+    def _enlist(self, learned: bytes | None) -> None:
+        self.watchers: list[Callable[..., None]] = []  # capture
         self.handle = next(_handles)
+        self._learned = learned
+        self._core: _core.Layer | None = None  # until it is called: most modules of a model are no attention
         self._lock = threading.Lock()
         _by_handle[self.handle] = self
 
+    def _made(self) -> _core.Layer:
+        if self._core is None:
+            with self._lock:
+                if self._core is None:
+                    made = self.settings.make(self.name, self.remembers)
+                    if self._learned is not None:
+                        made.restore(self._learned)
+                    self._core = made
+        return self._core
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**{k: v for k, v in self.__dict__.items() if k not in ("handle", "_lock")}, "watchers": []}
+        learned = self._learned if self._core is None else self._core.save()
+        kept = {name: getattr(self, name) for name in ("name", "settings", "remembers", "dense")}
+        return {**kept, "_before": self.totals, "learned": learned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        learned = state.pop("learned")
         self.__dict__.update(state)
-        self._enlist()  # copies of a model have layers of their own
+        self._enlist(learned)  # copies of a model have layers of their own
 
-    def calibration(self, heads: int, causal: bool) -> Calibration:
-        """Made when first needed. A module may attend in two ways (to itself, to others): those are kept apart."""
-        with self._lock:
-            made = self._calibrations.get((heads, causal))
-            if made is None:
-                s = self.settings
-                made = Calibration(heads, target_l1=s.target_l1, pv_l1=s.pv_l1, round_l1=s.round_l1, seed=s.seed)
-                self._calibrations[heads, causal] = made
-            return made
+    def __repr__(self) -> str:
+        return f"Layer({self.name!r}, {self.settings!r}, remembers={self.remembers})"
+
+    @property
+    def totals(self) -> Totals:
+        """Of all calls so far, or since `clear_totals`; a copy begins with those of its original."""
+        sums = self._own_totals()
+        sums.add(self._before)
+        return sums
+
+    def _own_totals(self) -> Totals:
+        return Totals() if self._core is None else Totals(**self._core.totals())
+
+    def clear_totals(self) -> None:
+        """Counting begins anew. What the layer learned stays."""
+        self._before = Totals()
+        self._before.add(self._own_totals(), times=-1)
 
     @property
     def calibrations(self) -> list[Calibration]:
-        return list(self._calibrations.values())
+        """What it knows at this moment, one for each kind of call (heads, head sizes, causal or not)."""
+        core = self._core if self._learned is None else self._made()
+        return [] if core is None else [Calibration.load(data) for data in core.calibrations()]
 
-    def options(
-        self, queries: int, q_heads: int, kv_heads: int, qk_dim: int, v_dim: int, causal: bool
-    ) -> dict[str, Any]:
-        """How exact, as options of sparge.attention."""
-        s = self.settings
-        dense = self.dense or queries <= _core.FEW_QUERIES  # decoding: packing all keys would cost more than attending
-        precision = {} if s.precision is None else {"precision": s.precision}
-        if isinstance(s.preset, Preset):
-            entry = s.preset.layer(self.name)
-            entry.check(q_heads, kv_heads, qk_dim, v_dim, causal)
-            if dense:
-                return {"precision": entry.options["precision"], "select": "all", "pv_skip": "off", **precision}
-            return {**entry.options, **precision}
-        if s.target_l1 == 0:
-            return {"target_l1": 0.0, **precision}
-        if dense:
-            return {"select": "all", "pv_skip": "off", **precision}
-        if not self.remembers:
-            return {"target_l1": s.target_l1, "pv_l1": s.pv_l1, "round_l1": s.round_l1, "seed": s.seed, **precision}
-        return {"calibration": self.calibration(q_heads, causal), **precision}
+    def run(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, with_stats: bool, options: Any
+    ) -> _core.CallStats | None:
+        """As _core.attention, for views that are ready."""
+        core = self._made()
+        try:
+            stats = core.run(q, k, v, out, lse, with_stats, self.dense, options)
+        except ValueError as error:
+            raise ValueError(f"layer {self.name}: {error}") from None
+        notice = core.notice()
+        if notice is not None:
+            warnings.warn(f"sparge, layer {self.name}: {notice}", LayerWarning, stacklevel=2)
+        return stats
 
-    def record(self, stats: _core.CallStats) -> None:
-        with self._lock:
-            t = self.totals
-            time_ms, qk_eligible, qk_computed, pv_eligible, pv_computed = stats.totals()
-            t.calls += 1
-            t.time_ms += time_ms
-            t.qk_eligible += qk_eligible
-            t.qk_computed += qk_computed
-            t.pv_eligible += pv_eligible
-            t.pv_computed += pv_computed
+    def attention(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        out: Any = None,
+        return_lse: bool = False,
+        return_stats: bool = False,
+        **options: Unpack[_attention.Options],
+    ) -> Any:
+        """As sparge.attention, with those options that say what is computed; how exactly is the layer's to choose. Its
+        keys stay packed while a causal prompt comes in parts: the last so many queries, against ever more keys."""
+        return _attention.attend(self.run, q, k, v, out, return_lse, return_stats, options)
 
 
 def by_handle(handle: int) -> Layer | None:
@@ -149,11 +204,11 @@ def summary(layers: Iterable[Layer]) -> str:
     lines = [f"{'layer':<40} {'calls':>6} {'ms':>9} {'sparsity':>8} {'l1':>7} {'worst':>7}"]
     total = Totals()
     for layer in layers:
-        total.add(layer.totals)
+        t = layer.totals
+        total.add(t)
         heads = [c.head(h) for c in layer.calibrations for h in range(c.heads)]
         errors = [h.pv_l1 for h in heads if h.state == "sparse"]
         estimate = f"{sum(errors) / len(errors):7.4f} {max(errors):7.4f}" if errors else f"{'-':>7} {'-':>7}"
-        t = layer.totals
         lines.append(f"{layer.name:<40} {t.calls:>6} {t.time_ms:>9.1f} {t.sparsity:>8.1%} {estimate}")
     lines.append(f"{'all':<40} {total.calls:>6} {total.time_ms:>9.1f} {total.sparsity:>8.1%}")
     return "\n".join(lines)

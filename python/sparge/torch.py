@@ -34,16 +34,12 @@ _nobody = Layer("nobody", remembers=False)  # handle 0
 
 
 def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, sinks, nhd, grid, layer):  # type: ignore[no-untyped-def]
-    heads = -2 if nhd else -3
     options: dict[str, Any] = {"scale": scale, "threads": torch.get_num_threads()}
-    known = by_handle(layer) or _nobody
-    tokens = -3 if nhd else -2
-    options.update(known.options(q.shape[tokens], q.shape[heads], k.shape[heads], q.shape[-1], v.shape[-1], causal))
     if nhd:
         options["layout"] = "NHD"
     if causal:
         options["causal"] = True
-        options["dense_tail"] = known.settings.dense_tail
+        k, v, mask = _without_unseen(q, k, v, mask, query_offset, -3 if nhd else -2)
     if causal or window:
         options["query_offset"] = query_offset
     if window:
@@ -63,10 +59,18 @@ def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, 
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     view = _arrays.torch_view
     views = (view("q", q), view("k", k), view("v", v), view("out", out))
-    stats = _core.attention(*views, None, known is not _nobody, options)
-    if stats is not None:
-        known.record(stats)
+    (by_handle(layer) or _nobody).run(*views, None, False, options)
     return out
+
+
+def _without_unseen(q, k, v, mask, query_offset, tokens):  # type: ignore[no-untyped-def]
+    """Less the keys after the last one that causality shows to any query: places of a cache that is not full yet."""
+    seen, keys = q.shape[tokens] + query_offset, k.shape[tokens]
+    if not 0 < seen < keys:
+        return k, v, mask
+    if mask is not None and mask.shape[-1] == keys:
+        mask = mask[..., :seen]
+    return k.narrow(tokens, 0, seen), v.narrow(tokens, 0, seen), mask
 
 
 def _attention_fake(q, k, v, mask, causal, query_offset, window, scale, softcap, sinks, nhd, grid, layer):  # type: ignore[no-untyped-def]

@@ -1,9 +1,8 @@
-// What outlives a call: thread pools, workspaces, and the plans of token grids.
+// What outlives a call: thread pools, and workspaces for calls that are not a layer's.
 #ifndef SPARGE_PYTHON_SRC_ENGINE_H_
 #define SPARGE_PYTHON_SRC_ENGINE_H_
 
 #include <cstddef>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,11 +20,6 @@ struct Workspace {
   size_t size = 0;
 };
 
-struct DestroyPlan {
-  void operator()(sparge_plan* plan) const { sparge_plan_destroy(plan); }
-};
-using PlanPtr = std::shared_ptr<sparge_plan>;
-
 // A number of threads as a caller gives it; raises unless the library can make a pool of so many.
 int32_t CheckedThreads(int64_t threads);
 
@@ -39,12 +33,6 @@ class Engine {
   void SetThreads(int64_t threads);
   int32_t threads();
 
-  // A plan costs less than a microsecond, unless it has to lay a curve through a grid: those are kept if `keep`.
-  // `calibration` stays alive with it.
-  PlanPtr PlanFor(const std::shared_ptr<Context>& context, const sparge_plan_desc& desc,
-                  const std::shared_ptr<Calibration>& calibration, bool keep);
-  int64_t grids_laid();
-
   Workspace TakeWorkspace(size_t size);
   void ReturnWorkspace(Workspace workspace);
 
@@ -52,18 +40,9 @@ class Engine {
   void ForgetThreads();
 
  private:
-  struct GridPlan {
-    sparge_plan_desc desc;
-    std::shared_ptr<Context> context;
-    std::shared_ptr<Calibration> calibration;
-    PlanPtr plan;
-  };
-
   std::mutex mutex_;
   int32_t threads_ = 0;
   std::map<int32_t, std::shared_ptr<Context>> contexts_;
-  std::list<GridPlan> grid_plans_;  // the latest first
-  int64_t grids_laid_ = 0;
   std::vector<Workspace> workspaces_;
 };
 

@@ -1,5 +1,6 @@
 #include "python/src/layer.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -22,35 +23,38 @@ struct PresetFile {
   io::Preset preset;
 };
 
-void InitPreset(PresetFile* self, const std::string& text, const std::string& name) {
-  io::Preset preset = io::ParsePreset(text, name);
+void InitPreset(PresetFile* self, nb::bytes text, const std::string& name) {
+  io::Preset preset = io::ParsePreset({text.c_str(), text.size()}, name);
   if (preset.partial) throw io::Error(name, "is not finished; run `sparge tune` again");
   new (self) PresetFile{name, std::move(preset)};
 }
 
-nb::dict DescribeLayers(const PresetFile& file) {
-  nb::dict layers;
-  for (const auto& [name, layer] : file.preset.layers) {
-    nb::list heads;
-    for (const io::PresetHead& head : layer.heads) {
-      nb::dict h;
-      h["precision"] = NameOf(head.precision);
-      h["select"] = NameOf(head.select);
-      h["theta"] = head.params.theta;
-      h["tau"] = head.params.tau;
-      h["pv_skip"] = head.params.pv_skip;
-      heads.append(h);
-    }
-    nb::dict l;
-    l["q_heads"] = layer.q_heads;
-    l["kv_heads"] = layer.kv_heads;
-    l["qk_dim"] = layer.qk_dim;
-    l["v_dim"] = layer.v_dim;
-    l["causal"] = layer.causal;
-    l["heads"] = nb::tuple(heads);
-    layers[name.c_str()] = l;
+nb::list NamesOfLayers(const PresetFile& file) {
+  nb::list names;
+  for (const auto& [name, layer] : file.preset.layers) names.append(name);
+  return names;
+}
+
+nb::dict DescribeLayer(const PresetFile& file, const std::string& name) {
+  const io::PresetLayer& layer = io::FindLayer(file.preset, name, file.name);
+  nb::list heads;
+  for (const io::PresetHead& head : layer.heads) {
+    nb::dict h;
+    h["precision"] = NameOf(head.precision);
+    h["select"] = NameOf(head.select);
+    h["theta"] = head.params.theta;
+    h["tau"] = head.params.tau;
+    h["pv_skip"] = head.params.pv_skip;
+    heads.append(h);
   }
-  return layers;
+  nb::dict d;
+  d["q_heads"] = layer.q_heads;
+  d["kv_heads"] = layer.kv_heads;
+  d["qk_dim"] = layer.qk_dim;
+  d["v_dim"] = layer.v_dim;
+  d["causal"] = layer.causal;
+  d["heads"] = nb::tuple(heads);
+  return d;
 }
 
 // A layer of a preset as the library takes it.
@@ -176,7 +180,8 @@ nb::dict DescribeHead(const HeadEstimate& e) {
 void BindLayer(nb::module_& m) {
   nb::class_<PresetFile>(m, "Preset")
       .def("__init__", &InitPreset, nb::arg("text"), nb::arg("name"))
-      .def("layers", &DescribeLayers);
+      .def("names", &NamesOfLayers)
+      .def("layer", &DescribeLayer, nb::arg("name"));
   nb::class_<Layer>(m, "Layer")
       .def("__init__", &InitLayer, nb::kw_only(), nb::arg("target_l1"), nb::arg("pv_l1").none(), nb::arg("round_l1"),
            nb::arg("seed"), nb::arg("precision").none(), nb::arg("preset").none(), nb::arg("name"),

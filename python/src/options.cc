@@ -334,7 +334,6 @@ void SetSelection(Given& given, Problem& problem) {
     given.bounds.q_heads = desc.q_heads;
     if (!given.has_pv_l1) given.bounds.pv_l1 = SPARGE_PV_ROOM * given.bounds.target_l1;
     problem.calibration = std::make_shared<Calibration>(given.bounds);
-    problem.own_calibration = true;
   }
   desc.calibration = problem.calibration ? problem.calibration->get() : nullptr;
 }

@@ -16,7 +16,6 @@ struct Problem {
   Layout layout = Layout::kHeadsFirst;
   int32_t threads = 0;
   std::shared_ptr<Calibration> calibration;  // SELECT_AUTO
-  bool own_calibration = false;              // made for this call alone
   std::optional<Input> mask;
   sparge_mask mask_view{};
   std::optional<Input> map;

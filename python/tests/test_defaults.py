@@ -22,6 +22,7 @@ def test_defaults_of_signatures():
 
     settings = Settings()
     assert (settings.target_l1, settings.round_l1) == (BOUNDS["target_l1"], BOUNDS["round_l1"])
+    assert (settings.dense_tail, settings.min_keys) == (_core.DENSE_TAIL, _core.MIN_KEYS)
     # What is not said is as if it had been said, to the last bit.
     assert sparge.Calibration(2).save() == sparge.Calibration(2, **BOUNDS).save()
     assert sparge.Calibration(2).save() != sparge.Calibration(2, **{**BOUNDS, "pv_l1": 0.5}).save()
@@ -41,6 +42,8 @@ QUOTED = {
     "predict": (lambda: doc(sparge.predict), r"Nq/(\d+)\).*Nk/(\d+)\)", [_core.BLOCK_Q, _core.BLOCK_K]),
     "python.md, target_l1": (lambda: text("python.md"), r"within ([\d.]+) per head", [_core.TARGET_L1]),
     "python.md, few queries": (lambda: text("python.md"), r"up to (\d+) queries \(decoding\)", [_core.FEW_QUERIES]),
+    "python.md, last queries": (lambda: text("python.md"), r"the last (\d+) queries \(`dense_tail`", [_core.DENSE_TAIL]),
+    "python.md, few keys": (lambda: text("python.md"), r"fewer than (\d+) keys", [_core.MIN_KEYS]),
     "diffusers.md": (lambda: text("diffusers.md"), r"`target_l1` \| ([\d.]+) ", [_core.TARGET_L1]),
 }
 
@@ -63,9 +66,8 @@ def test_what_texts_quote(place):
 
 def test_numbers_of_the_library_stand_nowhere_else():
     """In the code of the package; what its comments and texts say is for people, and above."""
-    own = {"0.015", "0.01875", "1.25", "576", "128", "64"}
-    # The head size of a model; dense_tail, until the package has the library's layers.
-    allowed = {("_denoise.py", "64"), ("_layers.py", "128")}
+    own = {"0.015", "0.01875", "1.25", "576", "128", "64", "1024"}
+    allowed = {("_denoise.py", "64"), ("_plain.py", "1024")}  # the head size of a model; rows of a mask at a time
     found = set()
     for path in PACKAGE.rglob("*.py"):
         with tokenize.open(path) as file:

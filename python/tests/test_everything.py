@@ -32,11 +32,11 @@ def has(library):
 
 
 def modules():
-    """All that can be imported here."""
+    """All that can be imported here, less the extension: what users see of it comes through the others."""
     names = ["sparge", *(m.name for m in pkgutil.walk_packages(sparge.__path__, "sparge."))]
     for name in names:
         needed = [library for module, library in NEEDED.items() if name == module or name.startswith(module + ".")]
-        if not name.startswith("sparge.eval") and all(map(has, needed)):
+        if not name.startswith(("sparge.eval", "sparge._core")) and all(map(has, needed)):
             yield importlib.import_module(name)
 
 
@@ -140,11 +140,24 @@ def calibrations(tmp_path, monkeypatch):
         calibration.set_bounds(0, 0.2, 0.1)
 
 
-@calls("sparge.CallStats sparge.CallStats.fields sparge.CallStats.totals")
-def counts(tmp_path, monkeypatch):
-    stats = sparge._core.attention(Q, K, V, np.empty_like(Q), None, True, {})
-    assert isinstance(stats, sparge._core.CallStats)
-    assert stats.totals()[1] == stats.fields()["qk_tiles"]["eligible"] == 2 * 3 * 5
+@calls("""sparge.Layer sparge.Layer.attention sparge.Layer.totals sparge.Layer.clear_totals sparge.Layer.calibrations
+          sparge.LayerWarning sparge.Settings sparge.Settings.make
+          sparge.Totals sparge.Totals.sparsity sparge.Totals.add""")
+def one_layer(tmp_path, monkeypatch):
+    layer = sparge.Layer("x", sparge.Settings(min_keys=0))
+    out = layer.attention(Q, K, V, causal=True)
+    twin = pickle.loads(pickle.dumps(layer))
+    assert np.abs(sparge.reference(Q, K, V, causal=True) - out).mean() < 0.1
+    assert twin.totals == layer.totals and twin.totals.calls == 1
+    twin.attention(Q, K, V, causal=True)
+    assert len(twin.calibrations) == 1 and twin.calibrations[0].heads == 2
+    sums = twin.totals
+    sums.add(layer.totals)
+    assert sums.calls == 3 and 0 <= sums.sparsity <= 1
+    twin.clear_totals()
+    assert twin.totals == type(sums)()
+    assert layer.settings.make("x").totals()["calls"] == 0
+    assert issubclass(sparge.LayerWarning, UserWarning)
 
 
 # ------------------------------------------------------------------ models
@@ -163,13 +176,12 @@ def small_model():
 
 @calls("""sparge.torch.attend sparge.torch.scaled_dot_product_attention sparge.torch.sparse sparge.torch.patch
           sparge.torch.unpatch sparge.torch.current_layer sparge.torch.tracked sparge.summary
-          sparge.Settings sparge.Totals sparge.Totals.sparsity sparge.Totals.add
-          sparge.Layer sparge.Layer.calibration sparge.Layer.calibrations sparge.Layer.options sparge.Layer.record""", "torch")
+          sparge.Layer.run""", "torch")
 def layers(tmp_path, monkeypatch):
     import sparge.torch as st
 
     model, x = small_model()
-    layer = st.Layer("x", st.Settings(target_l1=0.1))
+    layer = st.Layer("x", st.Settings(target_l1=0.1, min_keys=0))
     want = sparge.attention(x, x, x, target_l1=0)
     for out in (st.attend(x, x, x, layer=layer), st.scaled_dot_product_attention(x, x, x, layer=layer)):
         assert (out - want).abs().mean() < 0.1
@@ -187,7 +199,7 @@ def layers(tmp_path, monkeypatch):
 
 
 @calls("""sparge.capture sparge.Capture sparge.Capture.samples sparge.Capture.full sparge.CaptureWarning
-          sparge.tune sparge.Preset sparge.Preset.read sparge.Preset.layer sparge.PresetLayer sparge.PresetLayer.check
+          sparge.tune sparge.Preset sparge.Preset.read sparge.Preset.layer sparge.PresetLayer
           sparge.PresetError sparge.CommandError sparge.Bar sparge.Bar.at sparge.Bar.finish sparge.Bar.restart
           sparge.report sparge.Report sparge.Report.html sparge.Report.save sparge.Report.open
           sparge.Call sparge.Part sparge.Inexpressible""", "torch")
@@ -204,9 +216,9 @@ def recordings(tmp_path, monkeypatch):
     preset = sparge.tune(None, None, captures=captured.folder, out=tmp_path / "preset.json", progress=False)
     layer = sparge.Preset.read(tmp_path / "preset.json").layer("0")
     assert preset.layers["0"] == layer
-    layer.check(2, 2, 32, 32, True)
-    with pytest.raises(sparge._presets.PresetError, match="q_heads"):
-        layer.check(3, 3, 32, 32, True)
+    assert (layer.q_heads, layer.causal, len(layer.heads)) == (2, True, 2)
+    with pytest.raises(sparge._presets.PresetError, match="most like it"):
+        preset.layer("2")
     with sparge._command.Bar("recording", 3) as bar:
         bar.at(1)
         bar.restart("tuning")

@@ -119,6 +119,32 @@ def test_chunks_see_what_came_before():
     assert_close(torch.cat(logits, 1), theirs(ids).logits)
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@torch.inference_mode()
+def test_keys_stay_packed_in_chunked_prefill(cache):
+    """A cache that grows is another tensor in every call; one that is there from the beginning has places that no query
+    sees. The layer knows the keys again in both."""
+    theirs, ours = both(DECODERS["llama"]())
+    integration.configure(ours, precision="int16", target_l1=0)
+    ids = tokens(1, 1500)
+    kinds = dict(dynamic=transformers.DynamicCache, static=transformers.StaticCache)
+    room = dict(max_cache_len=2048) if cache == "static" else {}
+    kept = kinds[cache](config=ours.config, **room)
+    logits = [ours(part, past_key_values=kept).logits for part in ids.split(400, dim=1)]
+    assert_close(torch.cat(logits, 1), theirs(ids).logits, 2e-2)
+    for layer in integration.layers(ours).values():
+        totals = layer.totals
+        assert totals.calls == 4 and totals.key_blocks_reused > 0.4 * totals.key_blocks
+        # Of the places that were not filled yet, none was looked at.
+        assert totals.qk_eligible == sum(4 * _tiles(400 * i, min(400, 1500 - 400 * i)) for i in range(4))
+
+
+def _tiles(begin, queries):
+    """Causal tiles of one head: of queries that begin at that position."""
+    q, k = sparge._core.BLOCK_Q, sparge._core.BLOCK_K
+    return sum(-(-(begin + min(first + q, queries)) // k) for first in range(0, queries, q))
+
+
 @torch.inference_mode()
 def test_packed_sequences_are_written_out():
     """Position ids that begin anew mean packed sequences: a mask without a structure of ours."""
@@ -196,7 +222,7 @@ def test_sparse_really_skips_and_stays_close():
     for _ in range(6):  # enough samples of every head, and then some
         model(ids)
     for layer in layers.values():
-        layer.totals.__init__()
+        layer.clear_totals()
     calls = []
     hooks = [
         layer.self_attn.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
@@ -222,7 +248,7 @@ def test_sparse_really_skips_and_stays_close():
 @torch.inference_mode()
 def test_layers_belong_to_the_model():
     model = build(DECODERS["llama"](), "sparge")
-    integration.configure(model, target_l1=0.05)
+    integration.configure(model, target_l1=0.05, min_keys=0)
     model(tokens(1, 300))
     twin = copy.deepcopy(model)
     twin(tokens(1, 300))
@@ -235,10 +261,14 @@ def test_layers_belong_to_the_model():
 
 
 def preset_text(name, **changes):
-    head = dict(precision="int16", select="floor", theta=0.3, tau=0.9, pv_skip="off", measured={})
-    layer = dict(q_heads=4, kv_heads=2, qk_dim=16, v_dim=16, causal=True, heads=[dict(head, head=h) for h in range(4)])
+    measured = dict(sparsity=0.5, work=0.5, l1=0.01, l2=0.01, round_l1=0.01, verified_on=1)
+    head = dict(precision="int16", select="floor", theta=0.3, tau=0.9, pv_skip="off", measured=measured)
+    layer = dict(q_heads=4, kv_heads=2, qk_dim=16, v_dim=16, causal=True, samples=[], held_out=[],
+                 heads=[dict(head, head=h) for h in range(4)])  # fmt: skip
     layer.update(changes)
-    return json.dumps(dict(format="sparge-preset", version=1, predictor="keys", layers={name: layer}))
+    bounds = dict(l1=0.05, l2=0.06, round_l1=0.05)
+    return json.dumps(dict(format="sparge-preset", version=1, made_by="test", bounds=bounds, predictor="keys", seed=0,
+                           layers={name: layer}))  # fmt: skip
 
 
 @torch.inference_mode()
@@ -247,7 +277,7 @@ def test_presets_by_name(tmp_path):
     path = tmp_path / "preset.json"
     path.write_text(preset_text("model.layers.0.self_attn"))
     integration.configure(model, preset=path)
-    with pytest.raises(ValueError, match=r"no layer model.layers.1.self_attn; most like it: model.layers.0.self_attn"):
+    with pytest.raises(ValueError, match=r"no layer .model.layers.1.self_attn.; most like it: .model.layers.0.self_attn."):
         model(tokens(1, 300))
     assert integration.layers(model)["model.layers.0.self_attn"].totals.calls == 1
     whole = json.loads(preset_text("model.layers.0.self_attn"))
@@ -258,7 +288,7 @@ def test_presets_by_name(tmp_path):
     assert all(layer.totals.calls == 3 and not layer.calibrations for layer in layers.values())
     path.write_text(preset_text("model.layers.0.self_attn", qk_dim=32))
     integration.configure(model, preset=path)
-    with pytest.raises(ValueError, match="qk_dim=32, the model has 16"):
+    with pytest.raises(ValueError, match="layer model.layers.0.self_attn: qk_dim=16 is not the 32 of the preset"):
         model(tokens(1, 300))
     with pytest.raises(ValueError, match="configure"):
         integration.register(preset=path)
