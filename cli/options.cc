@@ -106,9 +106,10 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
       "which tiles to compute; default auto, or what a parameter says: cdf for --tau and --theta, topk for --topk, "
       "map for --map",
       {"auto", "all", "cdf", "topk", "floor", "map"}, [&options](const std::string& text) { options.select = text; });
-  AddNumber(app, "--tau",
-            Format("cdf: predicted mass to keep; floor: see docs/studies/predictor.md; default %g", defaults.params.tau), group,
-            options.tau, 0, 1);
+  AddNumber(
+      app, "--tau",
+      Format("cdf: predicted mass to keep; floor: see docs/studies/predictor.md; default %g", defaults.params.tau),
+      group, options.tau, 0, 1);
   AddNumber(app, "--topk", Format("topk: fraction of visible tiles to keep; default %g", defaults.params.topk), group,
             options.topk, 0, 1);
   AddNumber(
