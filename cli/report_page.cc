@@ -23,12 +23,22 @@ Json FrontierJson(const std::vector<FrontierPoint>& points) {
   return json;
 }
 
-// Value by value, the mean over heads; they all have the same values, unless files differ in what is swept.
+// Of the first file that has something to vary; a call through a layer may be too short for that.
+std::string Swept(const std::vector<FileReport>& files) {
+  for (const FileReport& file : files) {
+    if (!file.swept.empty()) return file.swept;
+  }
+  return "";
+}
+
+// Value by value, the mean over heads that have a frontier; these have the same values, for all files have the same
+// flags.
 std::vector<FrontierPoint> MeanFrontier(const std::vector<FileReport>& files) {
   std::vector<FrontierPoint> mean;
   double heads = 0;
   for (const FileReport& file : files) {
     for (const HeadReport& head : file.heads) {
+      if (head.frontier.empty()) continue;
       mean.resize(head.frontier.size());
       for (size_t i = 0; i < mean.size(); ++i) {
         mean[i].value = head.frontier[i].value;
@@ -131,7 +141,7 @@ Json ReportJson(const Context& context, const std::vector<FileReport>& files, bo
   Json json = {
       {"version", sparge_version()},  {"cpu", CpuName()},          {"isa", context.isa()},
       {"threads", context.threads()}, {"block_q", SPARGE_BLOCK_Q}, {"block_k", SPARGE_BLOCK_K},
-      {"swept", files.front().swept}, {"total", TotalJson(files)}, {"frontier", FrontierJson(MeanFrontier(files))},
+      {"swept", Swept(files)},        {"total", TotalJson(files)}, {"frontier", FrontierJson(MeanFrontier(files))},
       {"files", Json::array()},       {"heads", Json::array()},    {"orders", Json::array()}};
   if (with_pictures) {
     json["colors"] = ColorsJson();

@@ -19,19 +19,19 @@ TOKENS, DIM = 400, 16  # 4 x 7 tiles, the last row and column ragged
 BLOCK_Q, BLOCK_K = 128, 64
 
 
-def walk(heads, seed):
+def walk(heads, seed, tokens):
     """Tokens that change slowly, so that there is something to predict."""
     r, values = random.Random(seed), []
     for _ in range(heads):
         x = [0.0] * DIM
-        for _ in range(TOKENS):
+        for _ in range(tokens):
             x = [0.95 * v + 0.6 * r.gauss(0, 1) for v in x]
             values += x
     return struct.pack("<%de" % len(values), *values)
 
 
-def capture(path, heads=2, seed=1, **metadata):
-    tensors = {n: ("F16", (h, TOKENS, DIM), walk(h, seed + h)) for n, h in (("q", heads), ("k", 1), ("v", 1))}
+def capture(path, heads=2, seed=1, tokens=TOKENS, **metadata):
+    tensors = {n: ("F16", (h, tokens, DIM), walk(h, seed + h, tokens)) for n, h in (("q", heads), ("k", 1), ("v", 1))}
     path.parent.mkdir(parents=True, exist_ok=True)
     verbs.safetensors(path, tensors, {"causal": "true", "scale": "0.6", **metadata})
     return path
@@ -146,6 +146,28 @@ class Report(unittest.TestCase):
         _, dense = self.report(file, "--select", "all")
         self.assertEqual((dense["swept"], dense["heads"][0]["frontier"]), ("", []))
         self.assertNotIn("predicted", dense["heads"][0]["pictures"])
+
+    def test_default(self):
+        """Through a layer: the error is what is varied, and a file that is too short for that has nothing to vary."""
+        short = capture(self.folder / "in" / "0" / "a.safetensors")
+        capture(self.folder / "in" / "1" / "a.safetensors", tokens=1500)
+        _, data = self.report(self.folder / "in")
+        self.assertEqual(data["swept"], "target_l1")
+        self.assertEqual([f["select"] for f in data["files"]], ["auto", "auto"])
+        values = [point["value"] for point in data["frontier"]]
+        self.assertIn(data["files"][0]["target_l1"], values)
+        self.assertEqual([len(h["frontier"]) for h in data["heads"]], [0, 0, len(values), len(values)])
+        for head in data["heads"][2:]:
+            errors = [point["relative_l1"] for point in head["frontier"]]
+            self.assertLess(errors[0], errors[-1])
+            self.assertGreater(head["frontier"][-1]["sparsity"], 0)
+            self.assertLess(errors[0], head["frontier"][0]["value"] + 0.05, "rounding comes on top")
+        for i, point in enumerate(data["frontier"]):
+            mean = sum(h["frontier"][i]["sparsity"] for h in data["heads"][2:]) / 2
+            self.assertTrue(math.isclose(point["sparsity"], mean, rel_tol=1e-9, abs_tol=1e-12))
+        self.assertNotIn("predicted", data["heads"][0]["pictures"])
+        _, alone = self.report(short)
+        self.assertEqual((alone["swept"], alone["frontier"]), ("", []))
 
     def test_pictures_show_the_tiles(self):
         file = capture(self.folder / "a.safetensors")

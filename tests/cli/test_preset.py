@@ -113,15 +113,15 @@ class Presets(PresetCase):
         run = ("run", "--tensors", self.file, "--out", self.path("o.npy"))
         for flags in (("--tau", "0.9"), ("--theta", "0.3"), ("--topk", "0.5"), ("--select", "cdf"), ("--pv-skip", "8"),
                       ("--precision", "int8"), ("--predictor", "keys"), ("--sink",), ("--no-sink",),
-                      ("--select", "auto"), ("--target-l1", "0.1"), ("--seed", "1")):
+                      ("--select", "auto"), ("--target-l1", "0.1"), ("--seed", "1"), ("--warm", "1")):
             with self.subTest(flags):
                 self.refused(*run, *self.use, *flags, says=flags[:1])
         self.refused(*run, "--layer", "layer.1", says=("--layer", "--preset"))
 
 
 class Auto(PresetCase):
-    """A calibration made for one run."""
-    tokens = 2048  # with fewer there are too few rows to be sure of anything, and heads stay dense
+    """A layer of the library, which calibrates itself."""
+    tokens = 2048
 
     def test_errors_stay_within_what_was_named(self):
         flags = ("--target-l1", "0.05", "--pv-l1", "0.06", "--json")
@@ -142,7 +142,7 @@ class Auto(PresetCase):
         np.testing.assert_array_equal(first[0], again[0])
         self.assertEqual(first[2]["head_parameters"], again[2]["head_parameters"])
         said = self.good("run", "--tensors", self.file, "--out", self.path("o.npy"), *flags).stderr
-        self.assertIn("of its layer:", said)
+        self.assertIn(f"call {first[2]['calls']} of its layer: head 0 int8 ", said)
 
     def test_the_default(self):
         """Nothing at all means auto with the library's own bounds, and with an error named, the ratio for the PV skip."""
@@ -157,6 +157,79 @@ class Auto(PresetCase):
         np.testing.assert_array_equal(wide[0], same[0])
         self.assertLess(wide[1].mean(), plain[1].mean())
 
+    def test_calls(self):
+        """The first call of a layer has too few rows for a choice; by default the first with one counts."""
+        first, default, third = self.attend("--warm", "0"), self.attend(), self.attend("--warm", "2")
+        self.assertEqual((first[2]["calls"], third[2]["calls"]), (1, 3))
+        self.assertEqual(first[1].mean(), 1)
+        self.assertGreater(default[2]["calls"], 1)
+        same = self.attend("--warm", default[2]["calls"] - 1)
+        np.testing.assert_array_equal(default[0], same[0])
+        self.assertLess(default[1].mean(), 1)
+        before = self.attend("--warm", default[2]["calls"] - 2)
+        samples = [[head["estimate"]["samples"] for head in run[2]["head_parameters"]] for run in (first, before, default)]
+        self.assertLess(samples[0], samples[2])
+        self.assertLess(samples[1], samples[2])
+        run = ("run", "--tensors", self.file, "--out", self.path("o.npy"))
+        self.assertIn("(--warm N", self.good(*run, "--warm", "0").stderr)
+
+    def test_what_is_said_is_what_ran(self):
+        """The parameters of the heads, as a preset, give the same tiles and the same bits."""
+        out, tiles, figures = self.attend("--target-l1", "0.05", "--warm", "30")
+        heads = [head(h["head"], h["precision"], h["theta"], h["tau"], h["pv_skip"], dense=h["tau"] == 1, select="floor")
+                 for h in figures["head_parameters"]]
+        self.assertTrue(any(h["select"] == "floor" and h["pv_skip"] != "off" for h in heads), heads)
+        preset = write_preset(self.path("said.json"), {"layer.1": layer(heads)})
+        again = self.attend("--preset", preset, "--layer", "layer.1")
+        np.testing.assert_array_equal(again[1], tiles)
+        np.testing.assert_array_equal(again[0], out)
+        self.assertEqual(again[2]["pv_tiles"], figures["pv_tiles"])
+
+    def test_all_verbs_make_the_same_call(self):
+        _, tiles, figures = self.attend()
+        mapped = self.good("map", "--tensors", self.file, "--map-out", self.path("n.npy"), "--json").stdout
+        np.testing.assert_array_equal(np.load(self.path("n.npy")), tiles)
+        self.assertEqual(json.loads(mapped)["head_parameters"], figures["head_parameters"])
+        checked = json.loads(self.good("check", "--tensors", self.file, "--json").stdout)
+        self.assertEqual(checked["files"][0]["head_parameters"], figures["head_parameters"])
+        self.assertEqual(checked["total"]["sparsity"], figures["sparsity"])
+        page = ("report", "--tensors", self.file, "-o", self.path("r.html"), "--json")
+        report = json.loads(self.good(*page).stdout)
+        self.assertEqual(report["total"]["sparsity"], figures["sparsity"])
+        self.assertEqual(report["total"]["relative_l1"], checked["total"]["relative_l1"])
+        self.assertEqual(report["swept"], "target_l1")
+        for found in report["heads"]:
+            sparsity = [point["sparsity"] for point in found["frontier"]]
+            self.assertGreater(max(sparsity), min(sparsity))
+            self.assertEqual(sparsity[-1], max(sparsity), "the largest error skips most")
+
+    def test_rules_of_layers(self):
+        """Few keys and few queries skip nothing, and the last queries of a prompt see everything."""
+        r = rng("rules")
+        q, k, v = tensors(r, tokens=self.tokens, heads=3)
+        file = write_capture(self.path("short.safetensors"), q[:, :1000], k[:, :1000], v[:, :1000])
+        for name, part, calls in (("keys", (q[:, :1000], k[:, :1000], v[:, :1000]), 1), ("queries", (q[:, :64], k, v), 1)):
+            with self.subTest(name):
+                write_capture(file, *part)
+                done = self.good("run", "--tensors", file, "--out", self.path("o.npy"), "--json", "--target-l1", "0.2")
+                figures = json.loads(done.stdout)
+                self.assertEqual((figures["sparsity"], figures["calls"]), (0, calls))
+                self.assertEqual([h["estimate"] for h in figures["head_parameters"]], [None] * 3)
+                self.assertIn("every tile", done.stderr)
+        write_capture(self.file, q, k, v, causal=True)
+        _, tiles, figures = self.attend("--target-l1", "0.2")
+        self.assertGreater(figures["sparsity"], 0.2)
+        self.assertTrue(tiles[:, -1].all(), "the last 128 queries")
+        self.assertFalse(tiles[:, -2, : tiles.shape[2] - 2].all())
+
+    def test_no_error_is_exact(self):
+        figures = json.loads(self.good("check", "--tensors", self.file, "--target-l1", "0", "--json").stdout)
+        self.assertLess(figures["total"]["relative_l1"], cases.BOUND["fp32"])
+        self.assertEqual(figures["total"]["sparsity"], 0)
+        self.assertEqual({h["precision"] for h in figures["files"][0]["head_parameters"]}, {"fp32"})
+        run = ("run", "--tensors", self.file, "--out", self.path("o.npy"), "--target-l1", "0")
+        self.refused(*run, "--round-l1", "0.1", says=("round_l1=0.1", "target_l1=0"))
+
     def test_precision_is_honoured(self):
         for precision in ("int8", "int16", "fp32"):
             figures = self.attend("--precision", precision)[2]
@@ -164,10 +237,10 @@ class Auto(PresetCase):
 
     def test_refusals(self):
         run = ("run", "--tensors", self.file, "--out", self.path("o.npy"))
-        for flags in (("--tau", "0.9"), ("--theta", "0.1"), ("--topk", "0.5"), ("--pv-skip", "5")):
+        for flags in (("--tau", "0.9"), ("--theta", "0.1"), ("--topk", "0.5"), ("--pv-skip", "5"), ("--predictor", "keys")):
             with self.subTest(flags):
                 self.refused(*run, "--select", "auto", *flags, says=flags[:1])
-        for flag in ("--target-l1", "--pv-l1", "--round-l1", "--seed"):
+        for flag in ("--target-l1", "--pv-l1", "--round-l1", "--seed", "--warm"):
             self.refused(*run, "--select", "cdf", flag, "1", says=(flag, "--select auto"))
             self.refused(*run, flag, "-1", says=(flag, "-1"))
         self.refused(*run, "--select", "auto", "--target-l1", "0.1", "--pv-l1", "0.05", says=("--pv-l1",))
