@@ -39,6 +39,7 @@ Info Collect(int32_t threads) {
 // What holds where nothing is said: the library's own, and those of `tune`.
 Json Defaults() {
   const CalibrationDesc bounds;
+  const LayerDesc layer;
   const PlanDesc plan;
   const TunerDesc tune;
   return {
@@ -48,6 +49,8 @@ Json Defaults() {
       {"round_l1", bounds.round_l1},
       {"pv_room", SPARGE_PV_ROOM},
       {"few_queries", SPARGE_FEW_QUERIES},
+      {"min_keys", layer.min_keys},
+      {"dense_tail", layer.dense_tail},
       {"precision", io::PrecisionName(plan.precision)},
       {"tau", plan.params.tau},
       {"topk", plan.params.topk},
