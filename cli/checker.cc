@@ -42,30 +42,30 @@ Json ErrorsJson(const StageErrors& errors) {
   return json;
 }
 
-Checker::Checker(const Context& context, Problem& problem) : context_(context), problem_(problem) {
-  const PlanDesc& desc = problem.desc;
+Checker::Checker(const Context& context, LoadedCall& call) : context_(context), call_(call) {
+  const PlanDesc& desc = call.desc;
   map_.resize(static_cast<size_t>(desc.batch * desc.q_heads * TilesPerHead()) + 1);
   pv_groups_.resize(map_.size());
   head_stats_.resize(static_cast<size_t>(desc.batch * desc.q_heads));
-  RunShipped(problem);
+  RunShipped(call);
   RunWithoutSkip();
   RunDense();
 }
 
-void Checker::RunShipped(Problem& problem) {
-  RunArgs args = problem_.args;
-  args.o = OutputView(shipped_, problem_.desc);
+void Checker::RunShipped(LoadedCall& call) {
+  RunArgs args = call_.args;
+  args.o = OutputView(shipped_, call_.desc);
   args.map_out = map_.data();
   args.pv_out = pv_groups_.data();
   args.head_stats = head_stats_.data();
-  RunProblem(context_, problem, args);
+  RunProblem(context_, call, args);
 }
 
 void Checker::RunWithoutSkip() {
-  PlanDesc desc = problem_.InForce();
+  PlanDesc desc = call_.InForce();
   desc.select = SPARGE_SELECT_MAP;
   const auto heads = SwitchSkipOff(desc);
-  RunArgs args = problem_.args;
+  RunArgs args = call_.args;
   args.o = OutputView(without_skip_, desc);
   args.map = map_.data();
   args.map_head_stride = TilesPerHead();
@@ -74,17 +74,17 @@ void Checker::RunWithoutSkip() {
 }
 
 void Checker::RunDense() {
-  PlanDesc desc = problem_.InForce();
+  PlanDesc desc = call_.InForce();
   desc.select = SPARGE_SELECT_ALL;
   const auto heads = SwitchSkipOff(desc);
-  RunArgs args = problem_.args;
+  RunArgs args = call_.args;
   args.o = OutputView(dense_, desc);
   args.map = nullptr;
   Plan(context_, desc).Run(args);
 }
 
 // The oracle for one head, dense or over the tiles of `map`.
-std::vector<float> Checker::Reference(HeadProblem slice, const uint8_t* map, float* mass) const {
+std::vector<float> Checker::Reference(HeadCall slice, const uint8_t* map, float* mass) const {
   slice.desc.select = map == nullptr ? SPARGE_SELECT_ALL : SPARGE_SELECT_MAP;
   slice.args.map = map;
   slice.args.map_batch_stride = slice.args.map_head_stride = 0;
@@ -96,8 +96,8 @@ std::vector<float> Checker::Reference(HeadProblem slice, const uint8_t* map, flo
 }
 
 StageErrors Checker::Compare(int64_t head, HeadTruth& truth) const {
-  const PlanDesc& desc = problem_.desc;
-  const HeadProblem slice = SliceHead(problem_, head / desc.q_heads, head % desc.q_heads);
+  const PlanDesc& desc = call_.desc;
+  const HeadCall slice = SliceHead(call_, head / desc.q_heads, head % desc.q_heads);
   truth.mass.resize(static_cast<size_t>(TilesPerHead()) + 1);
   truth.o = Reference(slice, nullptr, truth.mass.data());
   truth.mass.pop_back();

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "cli/loaded_call.h"
 #include "cli/metrics.h"
-#include "cli/problem.h"
 #include "cli/report.h"
 
 namespace sparge::cli {
@@ -38,12 +38,12 @@ struct HeadTruth {
   std::vector<float> mass;  // of each tile
 };
 
-// All heads of one problem; heads are numbered batch by batch.
+// All heads of one call; heads are numbered batch by batch.
 class Checker {
  public:
-  // Runs the shipped path, with and without PV skip, and the dense path. What a layer chose goes into `problem`, which
+  // Runs the shipped path, with and without PV skip, and the dense path. What a layer chose goes into `call`, which
   // must outlive this.
-  Checker(const Context& context, Problem& problem);
+  Checker(const Context& context, LoadedCall& call);
 
   int64_t heads() const { return static_cast<int64_t>(head_stats_.size()); }
   // Runs the reference twice, which is slow.
@@ -54,18 +54,18 @@ class Checker {
   std::span<const uint8_t> PvGroups(int64_t head) const { return TilesOf(pv_groups_, head); }
 
  private:
-  int64_t TilesPerHead() const { return problem_.q_blocks() * problem_.k_blocks(); }
+  int64_t TilesPerHead() const { return call_.q_blocks() * call_.k_blocks(); }
   std::span<const uint8_t> TilesOf(const std::vector<uint8_t>& tiles, int64_t head) const {
     const auto size = static_cast<size_t>(TilesPerHead());
     return std::span(tiles).subspan(static_cast<size_t>(head) * size, size);
   }
-  void RunShipped(Problem& problem);
+  void RunShipped(LoadedCall& call);
   void RunWithoutSkip();
   void RunDense();
-  std::vector<float> Reference(HeadProblem slice, const uint8_t* map, float* mass) const;
+  std::vector<float> Reference(HeadCall slice, const uint8_t* map, float* mass) const;
 
   const Context& context_;
-  const Problem& problem_;
+  const LoadedCall& call_;
   std::vector<uint8_t> map_, pv_groups_;
   std::vector<sparge_head_stats> head_stats_;
   std::vector<float> shipped_, without_skip_, dense_;

@@ -1,4 +1,4 @@
-// choice.cc - fits a preset to a problem, and tells what a layer of the library chose for one.
+// choice.cc - fits a preset to a call, and tells what a layer of the library chose for one.
 #include "cli/choice.h"
 
 #include <algorithm>
@@ -39,18 +39,18 @@ io::PresetHead ChosenHead(const HeadEstimate& estimate) {
   return head;
 }
 
-// Makes `problem` a plan of these heads, one per query head.
-void SetHeads(const std::vector<io::PresetHead>& heads, Problem& problem) {
+// Makes `call` a plan of these heads, one per query head.
+void SetHeads(const std::vector<io::PresetHead>& heads, LoadedCall& call) {
   PerHead per_head;
-  problem.desc.select = SPARGE_SELECT_FLOOR;  // for dense heads alone any rule will do
+  call.desc.select = SPARGE_SELECT_FLOOR;  // for dense heads alone any rule will do
   for (const io::PresetHead& head : heads) {
-    if (!head.dense()) problem.desc.select = head.select;
+    if (!head.dense()) call.desc.select = head.select;
     per_head.params.push_back(head.params);
     per_head.precision.push_back(head.precision);
   }
-  problem.per_head = std::move(per_head);
-  problem.desc.heads = problem.per_head->params.data();
-  problem.desc.head_precision = problem.per_head->precision.data();
+  call.per_head = std::move(per_head);
+  call.desc.heads = call.per_head->params.data();
+  call.desc.head_precision = call.per_head->precision.data();
 }
 
 }  // namespace
@@ -67,54 +67,54 @@ HeadChooser::HeadChooser(const Options& options) : options_(options) {
   }
 }
 
-void HeadChooser::TakePreset(const std::string& file, Problem& problem) const {
+void HeadChooser::TakePreset(const std::string& file, LoadedCall& call) const {
   if (!preset_) return;
   const std::string name = options_.layer.empty() ? io::LayerOf(file) : options_.layer;
   const std::string where = options_.layer.empty() ? file + ": " : "";
   try {
     const io::PresetLayer& layer = io::FindLayer(*preset_, name, options_.preset);
-    CheckFits(layer, problem.desc, where + "--preset " + options_.preset + ": layer " + Quoted(name));
-    problem.desc.predictor = preset_->predictor;
-    SetHeads(layer.heads, problem);
+    CheckFits(layer, call.desc, where + "--preset " + options_.preset + ": layer " + Quoted(name));
+    call.desc.predictor = preset_->predictor;
+    SetHeads(layer.heads, call);
   } catch (const io::Error& error) {
     throw UsageError(where + "--preset " + error.what());
   }
-  problem.per_head->preset = options_.preset;
-  problem.per_head->layer = name;
+  call.per_head->preset = options_.preset;
+  call.per_head->layer = name;
 }
 
-void TakeChoice(const Layer& layer, int64_t calls, Problem& problem) {
-  const auto least = static_cast<sparge_precision>(problem.automatic->layer.precision);
+void TakeChoice(const Layer& layer, int64_t calls, LoadedCall& call) {
+  const auto least = static_cast<sparge_precision>(call.automatic->layer.precision);
   const std::vector<std::vector<HeadEstimate>> kinds = layer.Heads();  // of calls: all were of one kind
   PerHead per_head;
   per_head.calls = calls;
   if (!kinds.empty()) per_head.estimates = kinds[0];
-  for (int64_t i = 0; i < problem.desc.q_heads; ++i) {
+  for (int64_t i = 0; i < call.desc.q_heads; ++i) {
     const io::PresetHead head = kinds.empty() ? io::PresetHead() : ChosenHead(kinds[0][static_cast<size_t>(i)]);
     per_head.params.push_back(head.params);
     per_head.precision.push_back(std::min(head.precision, least));  // more bits have lower numbers
   }
-  problem.per_head = std::move(per_head);
+  call.per_head = std::move(per_head);
 }
 
-std::string ChoiceText(const Problem& problem) {
-  if (!problem.automatic || !problem.per_head) return "";
-  const LayerDesc& layer = problem.automatic->layer;
-  const std::vector<HeadEstimate>& estimates = problem.per_head->estimates;
+std::string ChoiceText(const LoadedCall& call) {
+  if (!call.automatic || !call.per_head) return "";
+  const LayerDesc& layer = call.automatic->layer;
+  const std::vector<HeadEstimate>& estimates = call.per_head->estimates;
   if (estimates.empty()) {
     return layer.target_l1 == 0
                ? "--target-l1 0: every tile\n"
                : Format(
                      "every tile: %lld queries on %lld keys; tiles are skipped with more than %d "
                      "queries and at least %lld keys\n",
-                     static_cast<long long>(problem.desc.q_tokens), static_cast<long long>(problem.desc.kv_tokens),
+                     static_cast<long long>(call.desc.q_tokens), static_cast<long long>(call.desc.kv_tokens),
                      SPARGE_FEW_QUERIES, static_cast<long long>(layer.min_keys));
   }
-  std::string text = Format("call %lld of its layer:", static_cast<long long>(problem.per_head->calls));
+  std::string text = Format("call %lld of its layer:", static_cast<long long>(call.per_head->calls));
   bool unknown = false;
   for (size_t i = 0; i < estimates.size(); ++i) {
     const HeadEstimate& e = estimates[i];
-    text += Format("%s head %zu %s ", i == 0 ? "" : ";", i, io::PrecisionName(problem.per_head->precision[i]));
+    text += Format("%s head %zu %s ", i == 0 ? "" : ";", i, io::PrecisionName(call.per_head->precision[i]));
     text += e.state == SPARGE_HEAD_SPARSE  ? Format("sparsity %.1f %%, L1 %.2g", 100 * e.sparsity, e.pv_l1)
             : e.state == SPARGE_HEAD_DENSE ? "dense"
                                            : "dense, too few rows measured yet";

@@ -8,9 +8,9 @@
 #include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/inputs.h"
+#include "cli/loaded_call.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
-#include "cli/problem.h"
 #include "cli/report.h"
 
 namespace sparge::cli {
@@ -23,10 +23,10 @@ struct FileResult {
   Json parameters;
 };
 
-FileResult CheckFile(const Context& context, Problem& problem, const std::string& file, Progress& progress) {
-  const Checker checker(context, problem);
-  FileResult result{file, problem.desc.q_heads, {}, Json::object()};
-  AddParameters(result.parameters, problem);
+FileResult CheckFile(const Context& context, LoadedCall& call, const std::string& file, Progress& progress) {
+  const Checker checker(context, call);
+  FileResult result{file, call.desc.q_heads, {}, Json::object()};
+  AddParameters(result.parameters, call);
   for (int64_t head = 0; head < checker.heads(); ++head) {
     HeadTruth truth;
     result.heads.push_back(checker.Compare(head, truth));
@@ -101,8 +101,8 @@ int Check(const Options& options) {
   const Context context(options.threads);
   std::vector<FileResult> files;
   StageErrors total;
-  inputs.ForEach("checking heads", [&](Problem& problem, const std::string& file, Progress& progress) {
-    files.push_back(CheckFile(context, problem, file, progress));
+  inputs.ForEach("checking heads", [&](LoadedCall& call, const std::string& file, Progress& progress) {
+    files.push_back(CheckFile(context, call, file, progress));
     for (const StageErrors& errors : files.back().heads) total.Add(errors);
   });
   const std::optional<BoundsJudge> judge = Judge(chooser, files);

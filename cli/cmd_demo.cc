@@ -7,10 +7,10 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/loaded_call.h"
 #include "cli/metrics.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
-#include "cli/problem.h"
 #include "cli/progress.h"
 #include "cli/report.h"
 #include "cli/runner.h"
@@ -90,11 +90,11 @@ PlanDesc Dense(PlanDesc desc, sparge_precision precision) {
   return desc;
 }
 
-Row MeasureHead(const Context& context, const Problem& problem, int64_t index) {
-  const HeadProblem head = SliceHead(problem, index / problem.desc.q_heads, index % problem.desc.q_heads);
+Row MeasureHead(const Context& context, const LoadedCall& call, int64_t index) {
+  const HeadCall head = SliceHead(call, index / call.desc.q_heads, index % call.desc.q_heads);
   Contender fp32(context, Dense(head.asked, SPARGE_PRECISION_FP32), std::nullopt, head.args);
   Contender int8(context, Dense(head.asked, SPARGE_PRECISION_INT8), std::nullopt, head.args);
-  Contender sparse(context, head.asked, problem.automatic, head.args);
+  Contender sparse(context, head.asked, call.automatic, head.args);
   // In turns, so that a busy moment of the machine does not hit one of them only.
   for (int round = 0; round < kRounds; ++round) {
     fp32.Time();
@@ -111,30 +111,30 @@ Row MeasureHead(const Context& context, const Problem& problem, int64_t index) {
   return row;
 }
 
-std::string TitleOf(const Problem& problem, const std::string& file) {
+std::string TitleOf(const LoadedCall& call, const std::string& file) {
   for (const char* key : {"title", "kind"}) {
-    const auto found = problem.metadata.find(key);
-    if (found != problem.metadata.end() && !found->second.empty()) return found->second;
+    const auto found = call.metadata.find(key);
+    if (found != call.metadata.end() && !found->second.empty()) return found->second;
   }
   return std::filesystem::path(file).stem().string();
 }
 
 std::vector<Row> Measure(const Context& context, const std::vector<std::string>& files) {
-  std::vector<Problem> problems;
+  std::vector<LoadedCall> calls;
   int64_t heads = 0;
   Options options;          // that is, what every client of the library does
   options.warm = kLearned;  // in a model that has seen some prompts
   for (const std::string& file : files) {
-    problems.push_back(LoadProblem(Verb::kCheck, options, file));
-    heads += problems.back().desc.batch * problems.back().desc.q_heads;
+    calls.push_back(LoadCall(Verb::kCheck, options, file));
+    heads += calls.back().desc.batch * calls.back().desc.q_heads;
   }
   Progress progress("measuring heads", heads);
   std::vector<Row> rows;
   for (size_t i = 0; i < files.size(); ++i) {
-    const PlanDesc& desc = problems[i].desc;
+    const PlanDesc& desc = calls[i].desc;
     for (int64_t head = 0; head < desc.batch * desc.q_heads; ++head) {
-      rows.push_back(MeasureHead(context, problems[i], head));
-      rows.back().title = TitleOf(problems[i], files[i]);
+      rows.push_back(MeasureHead(context, calls[i], head));
+      rows.back().title = TitleOf(calls[i], files[i]);
       rows.back().head = head;
       progress.Step();
     }

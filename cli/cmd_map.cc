@@ -4,9 +4,9 @@
 
 #include "cli/choice.h"
 #include "cli/commands.h"
+#include "cli/loaded_call.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
-#include "cli/problem.h"
 #include "cli/report.h"
 #include "cli/runner.h"
 
@@ -18,8 +18,8 @@ struct HeadFigures {
   sparge_head_stats stats;
 };
 
-Json MapReport(const Problem& problem, const Stats& stats, const std::vector<HeadFigures>& heads) {
-  Json json = RunReport(problem, stats);
+Json MapReport(const LoadedCall& call, const Stats& stats, const std::vector<HeadFigures>& heads) {
+  Json json = RunReport(call, stats);
   // The map says nothing about PV, and no kernel ran.
   for (const char* name : {"pv_tiles", "work", "pv_skip"}) json.erase(name);
   json["stages_ms"].erase("kernel");
@@ -52,36 +52,36 @@ void PrintFigures(const Options& options, const Stats& stats, const std::vector<
 int Map(const Options& options) {
   CheckOptions(Verb::kMap, options);
   const HeadChooser chooser(options);
-  Problem problem = LoadProblem(Verb::kMap, options, options.tensors);
-  CheckOutputs(options, problem.q.dtype);
+  LoadedCall call = LoadCall(Verb::kMap, options, options.tensors);
+  CheckOutputs(options, call.q.dtype);
   const Context context(options.threads);
-  chooser.TakePreset(options.tensors, problem);
-  RunArgs args = problem.args;
-  io::Tensor map = io::MakeTensor(io::DType::U8, MapShape(problem));
-  std::vector<sparge_head_stats> head_stats(static_cast<size_t>(problem.desc.batch * problem.desc.q_heads));
+  chooser.TakePreset(options.tensors, call);
+  RunArgs args = call.args;
+  io::Tensor map = io::MakeTensor(io::DType::U8, MapShape(call));
+  std::vector<sparge_head_stats> head_stats(static_cast<size_t>(call.desc.batch * call.desc.q_heads));
   Stats stats;
   args.map_out = reinterpret_cast<uint8_t*>(map.data.data());
   args.stats = &stats;
   args.head_stats = head_stats.data();
   std::vector<float> o;
-  if (problem.automatic) {
-    args.o = OutputView(o, problem.desc);  // what a layer skips is known when it has run
-    RunProblem(context, problem, args);
+  if (call.automatic) {
+    args.o = OutputView(o, call.desc);  // what a layer skips is known when it has run
+    RunProblem(context, call, args);
   } else {
-    Plan(context, problem.desc).Predict(args);
+    Plan(context, call.desc).Predict(args);
   }
-  std::fputs((NotesText(problem, options.tensors) + ChoiceText(problem)).c_str(), stderr);
+  std::fputs((NotesText(call, options.tensors) + ChoiceText(call)).c_str(), stderr);
 
   std::vector<HeadFigures> heads;
   for (size_t i = 0; i < head_stats.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
-    heads.push_back({index / problem.desc.q_heads, index % problem.desc.q_heads, head_stats[i]});
+    heads.push_back({index / call.desc.q_heads, index % call.desc.q_heads, head_stats[i]});
   }
   Outputs outputs;
   outputs.Add("--map-out", options.map_out, "map", map);
   outputs.Commit([&] {
     if (options.json) {
-      PrintOut(Dump(MapReport(problem, stats, heads)));
+      PrintOut(Dump(MapReport(call, stats, heads)));
     } else {
       PrintFigures(options, stats, heads);
     }

@@ -10,9 +10,9 @@
 #include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/inputs.h"
+#include "cli/loaded_call.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
-#include "cli/problem.h"
 #include "cli/report_page.h"
 
 namespace sparge::cli {
@@ -26,9 +26,9 @@ struct ReportOptions {
 };
 
 // captures/LAYER/SAMPLE.safetensors, unless the file itself names its layer.
-std::string LayerName(const Problem& problem, const std::string& path, const std::vector<std::string>& given) {
-  const auto found = problem.metadata.find("layer");
-  if (found != problem.metadata.end()) return found->second;
+std::string LayerName(const LoadedCall& call, const std::string& path, const std::vector<std::string>& given) {
+  const auto found = call.metadata.find("layer");
+  if (found != call.metadata.end()) return found->second;
   for (const std::string& folder : given) {
     std::error_code error;
     const fs::path inside = fs::relative(path, folder, error);
@@ -62,12 +62,12 @@ std::string LowerCase(std::string text) {
 }
 
 // "STEM-headN.png"; "STEM-2-headN.png" where an earlier file has such names already, in whatever case.
-std::vector<std::string> PictureNames(const std::string& stem, const Problem& problem, std::set<std::string>& taken) {
-  const int64_t heads = problem.q_blocks() * problem.k_blocks() == 0 ? 0 : problem.desc.batch * problem.desc.q_heads;
+std::vector<std::string> PictureNames(const std::string& stem, const LoadedCall& call, std::set<std::string>& taken) {
+  const int64_t heads = call.q_blocks() * call.k_blocks() == 0 ? 0 : call.desc.batch * call.desc.q_heads;
   for (int64_t copy = 1;; ++copy) {
     std::vector<std::string> names, folded;
     for (int64_t i = 0; i < heads; ++i) {
-      const int64_t batch = i / problem.desc.q_heads, head = i % problem.desc.q_heads;
+      const int64_t batch = i / call.desc.q_heads, head = i % call.desc.q_heads;
       std::string name = stem;
       if (copy > 1) name.append("-").append(std::to_string(copy));
       if (batch > 0) name.append("-batch").append(std::to_string(batch));
@@ -80,24 +80,24 @@ std::vector<std::string> PictureNames(const std::string& stem, const Problem& pr
   }
 }
 
-FileReport ReportFile(const Context& context, Problem& problem, const std::string& path, const NamedReport& named,
+FileReport ReportFile(const Context& context, LoadedCall& call, const std::string& path, const NamedReport& named,
                       Progress& progress) {
   FileReport report;
   report.path = path;
   report.layer = named.layer;
   report.sample = named.sample;
-  const auto title = problem.metadata.find("title");
-  if (title != problem.metadata.end()) report.title = title->second;
-  report.queries = problem.desc.q_tokens;
-  report.keys = problem.desc.kv_tokens;
-  const FileReporter reporter(context, problem);
-  AddParameters(report.parameters, problem);
-  report.swept = SweptParameter(problem);
+  const auto title = call.metadata.find("title");
+  if (title != call.metadata.end()) report.title = title->second;
+  report.queries = call.desc.q_tokens;
+  report.keys = call.desc.kv_tokens;
+  const FileReporter reporter(context, call);
+  AddParameters(report.parameters, call);
+  report.swept = SweptParameter(call);
   for (int64_t head = 0; head < reporter.heads(); ++head) {
     report.heads.push_back(reporter.Measure(head));
     progress.Step();
   }
-  report.order = CompareOrders(context, problem);
+  report.order = CompareOrders(context, call);
   return report;
 }
 
@@ -161,15 +161,15 @@ int Report(const ReportOptions& options) {
   Inputs inputs(Verb::kReport, common, chooser);
   std::vector<NamedReport> named;
   std::set<std::string> taken;
-  inputs.LookAtAll([&](const Problem& problem, const std::string& file) {
-    named.push_back({LayerName(problem, file, common.paths), fs::path(file).stem().string(), {}});
-    named.back().pictures = PictureNames(PictureStem(named.back()), problem, taken);
+  inputs.LookAtAll([&](const LoadedCall& call, const std::string& file) {
+    named.push_back({LayerName(call, file, common.paths), fs::path(file).stem().string(), {}});
+    named.back().pictures = PictureNames(PictureStem(named.back()), call, taken);
   });
   CheckOutputs(options, inputs, named);
   const Context context(common.threads);
   std::vector<FileReport> reports;
-  inputs.ForEach("measuring heads", [&](Problem& problem, const std::string& file, Progress& progress) {
-    reports.push_back(ReportFile(context, problem, file, named[reports.size()], progress));
+  inputs.ForEach("measuring heads", [&](LoadedCall& call, const std::string& file, Progress& progress) {
+    reports.push_back(ReportFile(context, call, file, named[reports.size()], progress));
   });
   const Json data = ReportJson(context, reports, true);
   const std::string page = ReportPage(data);

@@ -4,9 +4,9 @@
 
 #include "cli/choice.h"
 #include "cli/commands.h"
+#include "cli/loaded_call.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
-#include "cli/problem.h"
 #include "cli/report.h"
 #include "cli/runner.h"
 
@@ -22,12 +22,12 @@ struct Results {
   Tensor o, lse, map;
 };
 
-Results MakeResults(const Options& options, const Problem& problem, RunArgs& args) {
-  const PlanDesc& desc = problem.desc;
+Results MakeResults(const Options& options, const LoadedCall& call, RunArgs& args) {
+  const PlanDesc& desc = call.desc;
   Results results;
-  std::vector<int64_t> shape = problem.q.shape;
+  std::vector<int64_t> shape = call.q.shape;
   shape.back() = desc.v_dim;
-  results.o = MakeTensor(problem.q.dtype, shape);
+  results.o = MakeTensor(call.q.dtype, shape);
   args.o = OutputView(results.o, desc);
   if (!options.lse.empty()) {
     shape.pop_back();
@@ -35,33 +35,33 @@ Results MakeResults(const Options& options, const Problem& problem, RunArgs& arg
     args.lse = {reinterpret_cast<float*>(results.lse.data.data()), desc.q_heads * desc.q_tokens, desc.q_tokens};
   }
   if (!options.map_out.empty()) {
-    results.map = MakeTensor(DType::U8, MapShape(problem));
+    results.map = MakeTensor(DType::U8, MapShape(call));
     args.map_out = reinterpret_cast<uint8_t*>(results.map.data.data());
   }
   return results;
 }
 
-void PrintSummary(const Options& options, const Problem& problem, const Stats& stats) {
+void PrintSummary(const Options& options, const LoadedCall& call, const Stats& stats) {
   std::fprintf(stderr,
                "%s: %.2f ms, %s, %d thread%s; %lld of %lld tiles computed, sparsity %.1f %%, work %.1f %% (%s)\n",
                options.out.c_str(), stats.total_ms, stats.isa, stats.threads, stats.threads == 1 ? "" : "s",
                static_cast<long long>(stats.total.qk_computed), static_cast<long long>(stats.total.qk_eligible),
-               100 * Sparsity(stats.total), 100 * Work(stats.total), ParameterText(problem).c_str());
+               100 * Sparsity(stats.total), 100 * Work(stats.total), ParameterText(call).c_str());
 }
 
 int Run(const Options& options) {
   CheckOptions(Verb::kRun, options);
   const HeadChooser chooser(options);
-  Problem problem = LoadProblem(Verb::kRun, options, options.tensors);
-  CheckOutputs(options, problem.q.dtype);
+  LoadedCall call = LoadCall(Verb::kRun, options, options.tensors);
+  CheckOutputs(options, call.q.dtype);
   const Context context(options.threads);
-  chooser.TakePreset(options.tensors, problem);
-  RunArgs args = problem.args;
-  const Results results = MakeResults(options, problem, args);
+  chooser.TakePreset(options.tensors, call);
+  RunArgs args = call.args;
+  const Results results = MakeResults(options, call, args);
   Stats stats;
   args.stats = &stats;
-  RunProblem(context, problem, args);
-  std::fputs((NotesText(problem, options.tensors) + ChoiceText(problem)).c_str(), stderr);
+  RunProblem(context, call, args);
+  std::fputs((NotesText(call, options.tensors) + ChoiceText(call)).c_str(), stderr);
 
   Outputs outputs;
   outputs.Add("--out", options.out, "o", results.o);
@@ -69,9 +69,9 @@ int Run(const Options& options) {
   if (!options.map_out.empty()) outputs.Add("--map-out", options.map_out, "map", results.map);
   outputs.Commit([&] {
     if (options.json) {
-      PrintOut(Dump(RunReport(problem, stats)));
+      PrintOut(Dump(RunReport(call, stats)));
     } else {
-      PrintSummary(options, problem, stats);
+      PrintSummary(options, call, stats);
     }
   });
   return 0;

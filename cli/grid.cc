@@ -8,7 +8,7 @@
 namespace sparge::cli {
 namespace {
 
-// What keeps a problem from being taken in another order; empty = nothing does.
+// What keeps a call from being taken in another order; empty = nothing does.
 std::string Obstacle(const PlanDesc& desc) {
   if (desc.window != 0) return "--window " + std::to_string(desc.window);
   if (desc.mask != SPARGE_MASK_NONE) return "--mask";

@@ -9,11 +9,11 @@ namespace sparge::cli {
 
 void Inputs::LookAtAll(const Look& look) {
   for (const std::string& source : sources_) {
-    Problem problem = LoadProblem(verb_, options_, source);
-    chooser_.TakePreset(source, problem);
-    heads_ += problem.desc.batch * problem.desc.q_heads;
-    notes_ += NotesText(problem, source);
-    if (look) look(problem, source.empty() ? options_.q : source);
+    LoadedCall call = LoadCall(verb_, options_, source);
+    chooser_.TakePreset(source, call);
+    heads_ += call.desc.batch * call.desc.q_heads;
+    notes_ += NotesText(call, source);
+    if (look) look(call, source.empty() ? options_.q : source);
   }
 }
 
@@ -21,9 +21,9 @@ void Inputs::ForEach(const std::string& doing, const Work& work) const {
   std::fputs(notes_.c_str(), stderr);
   Progress progress(doing, heads_);
   for (const std::string& source : sources_) {
-    Problem problem = LoadProblem(verb_, options_, source);
-    chooser_.TakePreset(source, problem);
-    work(problem, source.empty() ? options_.q : source, progress);
+    LoadedCall call = LoadCall(verb_, options_, source);
+    chooser_.TakePreset(source, call);
+    work(call, source.empty() ? options_.q : source, progress);
   }
 }
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "cli/choice.h"
+#include "cli/loaded_call.h"
 #include "cli/options.h"
-#include "cli/problem.h"
 #include "cli/progress.h"
 
 namespace sparge::cli {
@@ -18,8 +18,8 @@ namespace sparge::cli {
 class Inputs {
  public:
   // `file` is the one with the tensors; of .npy files that with the queries.
-  using Look = std::function<void(const Problem& problem, const std::string& file)>;
-  using Work = std::function<void(Problem& problem, const std::string& file, Progress& progress)>;
+  using Look = std::function<void(const LoadedCall& call, const std::string& file)>;
+  using Work = std::function<void(LoadedCall& call, const std::string& file, Progress& progress)>;
 
   Inputs(Verb verb, const Options& options, const HeadChooser& chooser)
       : verb_(verb), options_(options), chooser_(chooser), sources_(InputFiles(options)) {}

@@ -36,10 +36,10 @@ sparge_predictor PredictorInForce(const PlanDesc& desc) {
   if (desc.predictor != SPARGE_PREDICT_DEFAULT) return desc.predictor;
   return desc.select == SPARGE_SELECT_FLOOR ? SPARGE_PREDICT_KEYS : SPARGE_PREDICT_PAPER;
 }
-bool Uniform(const Problem& problem) { return !problem.per_head; }
-const char* SelectName(const Problem& problem) {
-  if (Uniform(problem)) return SelectName(problem.desc.select);
-  return problem.per_head->preset.empty() ? "auto" : "preset";
+bool Uniform(const LoadedCall& call) { return !call.per_head; }
+const char* SelectName(const LoadedCall& call) {
+  if (Uniform(call)) return SelectName(call.desc.select);
+  return call.per_head->preset.empty() ? "auto" : "preset";
 }
 Json PvSkip(const sparge_head_params& params) {
   return std::isinf(params.pv_skip) ? Json("off") : Json(params.pv_skip);
@@ -94,15 +94,15 @@ void AddBounds(Json& json, const Automatic& automatic) {
   json["seed"] = layer.seed;
 }
 
-Json Shapes(const Problem& problem) {
-  std::vector<int64_t> o = problem.q.shape;
-  o.back() = problem.desc.v_dim;
-  Json shapes = {{"q", problem.q.shape}, {"k", problem.k.shape}};
-  if (problem.v) {
-    shapes["v"] = problem.v->shape;
+Json Shapes(const LoadedCall& call) {
+  std::vector<int64_t> o = call.q.shape;
+  o.back() = call.desc.v_dim;
+  Json shapes = {{"q", call.q.shape}, {"k", call.k.shape}};
+  if (call.v) {
+    shapes["v"] = call.v->shape;
     shapes["o"] = o;
   }
-  shapes["map"] = {problem.desc.batch, problem.desc.q_heads, problem.q_blocks(), problem.k_blocks()};
+  shapes["map"] = {call.desc.batch, call.desc.q_heads, call.q_blocks(), call.k_blocks()};
   return shapes;
 }
 
@@ -135,36 +135,36 @@ void AddTiles(Json& json, const sparge_head_stats& stats) {
   json["work"] = Work(stats);
 }
 
-void AddParameters(Json& json, const Problem& problem) {
-  const PlanDesc desc = problem.InForce();
+void AddParameters(Json& json, const LoadedCall& call) {
+  const PlanDesc desc = call.InForce();
   const Json none = nullptr;
   const bool placed = desc.causal != 0 || desc.window != 0;  // else the offset means nothing
-  const bool uniform = Uniform(problem);
+  const bool uniform = Uniform(call);
   json["precision"] = uniform ? Json(io::PrecisionName(desc.precision)) : none;
-  json["select"] = SelectName(problem);
+  json["select"] = SelectName(call);
   json["predictor"] = Predicted(desc) ? Json(io::PredictorName(PredictorInForce(desc))) : none;
   json["tau"] = uniform && HasTau(desc) ? Json(desc.params.tau) : none;
   json["topk"] = desc.select == SPARGE_SELECT_TOPK ? Json(desc.params.topk) : none;
   json["theta"] = uniform && Predicted(desc) ? Json(desc.params.theta) : none;
   json["pv_skip"] = uniform ? PvSkip(desc.params) : none;
-  if (problem.automatic) AddBounds(json, *problem.automatic);
-  if (!uniform) AddPerHead(json, *problem.per_head);
+  if (call.automatic) AddBounds(json, *call.automatic);
+  if (!uniform) AddPerHead(json, *call.per_head);
   json["sink"] = Predicted(desc) ? Json(KeepsSink(desc)) : none;
   json["causal"] = desc.causal != 0;
   json["query_offset"] = placed ? Json(OffsetInForce(desc)) : none;
   json["window"] = desc.window != 0 ? Json(desc.window) : none;
   json["scale"] = ScaleInForce(desc);
-  json["mask"] = problem.mask ? Json(io::DTypeName(problem.mask->dtype)) : none;
-  json["grid"] = problem.grid ? Json(problem.grid->sides) : none;
-  json["text_tokens"] = problem.grid ? Json(problem.grid->text.count) : none;
-  json["text_after"] = problem.grid ? Json(problem.grid->text.after) : none;
-  json["order"] = problem.grid ? Json(problem.grid->hilbert ? "hilbert" : "raster") : none;
+  json["mask"] = call.mask ? Json(io::DTypeName(call.mask->dtype)) : none;
+  json["grid"] = call.grid ? Json(call.grid->sides) : none;
+  json["text_tokens"] = call.grid ? Json(call.grid->text.count) : none;
+  json["text_after"] = call.grid ? Json(call.grid->text.after) : none;
+  json["order"] = call.grid ? Json(call.grid->hilbert ? "hilbert" : "raster") : none;
   json["block_q"] = SPARGE_BLOCK_Q;
   json["block_k"] = SPARGE_BLOCK_K;
-  json["shapes"] = Shapes(problem);
+  json["shapes"] = Shapes(call);
 }
 
-Json RunReport(const Problem& problem, const Stats& stats) {
+Json RunReport(const LoadedCall& call, const Stats& stats) {
   Json json;
   json["time_ms"] = Number(stats.total_ms);
   json["stages_ms"] = {{"pack", Number(stats.pack_ms)},
@@ -175,7 +175,7 @@ Json RunReport(const Problem& problem, const Stats& stats) {
   json["isa"] = stats.isa != nullptr ? stats.isa : "";
   json["threads"] = stats.threads;
   AddTiles(json, stats.total);
-  AddParameters(json, problem);
+  AddParameters(json, call);
   json["group_rows"] = stats.group_rows;
   return json;
 }
@@ -185,23 +185,23 @@ std::string Dump(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-std::string ParameterText(const Problem& problem) {
-  const PlanDesc desc = problem.InForce();
-  std::string text = Uniform(problem) ? UniformText(desc) : SelectName(problem);
-  if (!Uniform(problem) && !problem.per_head->preset.empty()) {
-    text += " " + problem.per_head->preset + ", layer " + problem.per_head->layer;
+std::string ParameterText(const LoadedCall& call) {
+  const PlanDesc desc = call.InForce();
+  std::string text = Uniform(call) ? UniformText(desc) : SelectName(call);
+  if (!Uniform(call) && !call.per_head->preset.empty()) {
+    text += " " + call.per_head->preset + ", layer " + call.per_head->layer;
   }
   if (desc.causal != 0) text += ", causal";
   if (desc.window != 0) text += Format(", window %lld", static_cast<long long>(desc.window));
-  if (problem.mask) text += ", mask";
-  if (problem.grid && problem.grid->hilbert) text += ", Hilbert order of " + io::GridText(problem.grid->sides);
+  if (call.mask) text += ", mask";
+  if (call.grid && call.grid->hilbert) text += ", Hilbert order of " + io::GridText(call.grid->sides);
   return text;
 }
 
-std::string NotesText(const Problem& problem, const std::string& file) {
-  if (problem.notes.empty()) return "";
+std::string NotesText(const LoadedCall& call, const std::string& file) {
+  if (call.notes.empty()) return "";
   std::string text;
-  for (const std::string& note : problem.notes) text += (text.empty() ? "" : ", ") + note;
+  for (const std::string& note : call.notes) text += (text.empty() ? "" : ", ") + note;
   return file + ": from its metadata: " + text + "\n";
 }
 

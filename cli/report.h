@@ -6,7 +6,7 @@
 #include <sparge/sparge.hpp>
 #include <string>
 
-#include "cli/problem.h"
+#include "cli/loaded_call.h"
 #include "cli/text.h"
 
 namespace sparge::cli {
@@ -22,14 +22,14 @@ Json Number(double value);
 // {eligible, computed} of QK and PV, sparsity, work.
 void AddTiles(Json& json, const sparge_head_stats& stats);
 // Precision, selection and thresholds, masks, scale: as they are in force. What does not apply is null.
-void AddParameters(Json& json, const Problem& problem);
+void AddParameters(Json& json, const LoadedCall& call);
 // All of it: what `sparge run --json` prints.
-Json RunReport(const Problem& problem, const Stats& stats);
+Json RunReport(const LoadedCall& call, const Stats& stats);
 
 std::string Dump(const Json& json);                 // one object, indented, with a newline
-std::string ParameterText(const Problem& problem);  // "int8, cdf tau 0.98 theta 0.3, pv-skip 10, causal"
+std::string ParameterText(const LoadedCall& call);  // "int8, cdf tau 0.98 theta 0.3, pv-skip 10, causal"
 // One line on which metadata of `file` became parameters; empty if none did.
-std::string NotesText(const Problem& problem, const std::string& file);
+std::string NotesText(const LoadedCall& call, const std::string& file);
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_REPORT_H_

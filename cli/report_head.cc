@@ -17,12 +17,12 @@ constexpr double kTopks[] = {0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9};
 constexpr double kFloorTaus[] = {0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997, 0.999};
 constexpr double kTargets[] = {0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12};
 
-std::span<const double> SweptValues(const Problem& problem) {
-  const std::string_view swept = SweptParameter(problem);
+std::span<const double> SweptValues(const LoadedCall& call) {
+  const std::string_view swept = SweptParameter(call);
   if (swept == "target_l1") return kTargets;
   if (swept == "topk") return kTopks;
   if (swept != "tau") return {};
-  if (problem.desc.select == SPARGE_SELECT_FLOOR) return kFloorTaus;
+  if (call.desc.select == SPARGE_SELECT_FLOOR) return kFloorTaus;
   return kTaus;
 }
 
@@ -60,16 +60,16 @@ std::span<const uint8_t> Part(const std::vector<uint8_t>& tiles, int64_t head, s
 
 }  // namespace
 
-const char* SweptParameter(const Problem& problem) {
-  if (problem.automatic) return problem.per_head && !problem.per_head->estimates.empty() ? "target_l1" : "";
-  const sparge_select select = problem.desc.select;
+const char* SweptParameter(const LoadedCall& call) {
+  if (call.automatic) return call.per_head && !call.per_head->estimates.empty() ? "target_l1" : "";
+  const sparge_select select = call.desc.select;
   return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_FLOOR ? "tau"
          : select == SPARGE_SELECT_TOPK                               ? "topk"
                                                                       : "";
 }
 
-FileReporter::FileReporter(const Context& context, Problem& problem)
-    : context_(context), problem_(problem), checker_(context, problem) {
+FileReporter::FileReporter(const Context& context, LoadedCall& call)
+    : context_(context), call_(call), checker_(context, call) {
   Predict();
 }
 
@@ -77,8 +77,8 @@ FileReporter::FileReporter(const Context& context, Problem& problem)
 void FileReporter::Predict() {
   const auto tiles = static_cast<size_t>(heads() * Grid().rows * Grid().columns);
   Stats stats;
-  RunArgs args = problem_.args;
-  const PlanDesc desc = problem_.InForce();
+  RunArgs args = call_.args;
+  const PlanDesc desc = call_.InForce();
   PlanDesc all = desc;
   all.select = SPARGE_SELECT_ALL;
   visible_.resize(tiles + 1);
@@ -89,12 +89,12 @@ void FileReporter::Predict() {
   group_rows_ = stats.group_rows;
   if (desc.select == SPARGE_SELECT_ALL || desc.select == SPARGE_SELECT_MAP) return;
   predicted_.resize(tiles + 1);
-  args = problem_.args;
+  args = call_.args;
   args.mass_out = predicted_.data();
   Plan(context_, desc).Predict(args);
 }
 
-void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const {
+void FileReporter::TimeHead(const HeadCall& slice, HeadReport& report) const {
   PlanDesc fp32 = slice.desc;
   fp32.precision = SPARGE_PRECISION_FP32;
   fp32.select = SPARGE_SELECT_ALL;
@@ -104,7 +104,7 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
   RunArgs fp32_args = slice.args;
   fp32_args.map = nullptr;
   Timed dense(context_, fp32, std::nullopt, fp32_args);
-  Timed sparse(context_, slice.asked, problem_.automatic, slice.args);
+  Timed sparse(context_, slice.asked, call_.automatic, slice.args);
   // In turns, so that a busy moment of the machine does not hit one of them only.
   for (int round = 0; round < kRounds; ++round) {
     dense.Run();
@@ -114,13 +114,13 @@ void FileReporter::TimeHead(const HeadProblem& slice, HeadReport& report) const 
   report.sparse_ms = sparse.best_ms();
 }
 
-std::vector<FrontierPoint> FileReporter::Frontier(const HeadProblem& slice, const std::vector<float>& dense) const {
+std::vector<FrontierPoint> FileReporter::Frontier(const HeadCall& slice, const std::vector<float>& dense) const {
   std::vector<FrontierPoint> points;
   PlanDesc desc = slice.asked;
-  std::optional<Automatic> automatic = problem_.automatic;
+  std::optional<Automatic> automatic = call_.automatic;
   if (desc.heads != nullptr) desc.params = desc.heads[0];
   desc.heads = nullptr;
-  for (const double value : SweptValues(problem_)) {
+  for (const double value : SweptValues(call_)) {
     if (automatic) {
       automatic->layer.target_l1 = value;
       automatic->layer.pv_l1 = LayerDesc().pv_l1;
@@ -145,7 +145,7 @@ std::vector<Panel> FileReporter::Draw(int64_t head, const std::vector<float>& ma
   std::vector<Tile> chosen(tiles), products(tiles);
   for (size_t t = 0; t < tiles; ++t) {
     const int64_t first = static_cast<int64_t>(t) / grid.columns * SPARGE_BLOCK_Q;
-    const int64_t rows = std::min<int64_t>(SPARGE_BLOCK_Q, problem_.desc.q_tokens - first);
+    const int64_t rows = std::min<int64_t>(SPARGE_BLOCK_Q, call_.desc.q_tokens - first);
     const int64_t all_groups = (rows + group_rows_ - 1) / group_rows_;
     const Tile left_out = visible[t] == 0 ? Tile::kHidden : Tile::kDropped;
     chosen[t] = kept[t] != 0 ? Tile::kKept : mass[t] >= kMissedMass ? Tile::kMissed : left_out;
@@ -165,13 +165,13 @@ std::vector<Panel> FileReporter::Draw(int64_t head, const std::vector<float>& ma
 }
 
 HeadReport FileReporter::Measure(int64_t head) const {
-  const PlanDesc& desc = problem_.desc;
+  const PlanDesc& desc = call_.desc;
   HeadReport report;
   report.batch = head / desc.q_heads;
   report.head = head % desc.q_heads;
   HeadTruth truth;
   report.errors = checker_.Compare(head, truth);
-  const HeadProblem slice = SliceHead(problem_, report.batch, report.head);
+  const HeadCall slice = SliceHead(call_, report.batch, report.head);
   TimeHead(slice, report);
   report.frontier = Frontier(slice, truth.o);
   report.panels = Draw(head, truth.mass);

@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "cli/checker.h"
-#include "cli/problem.h"
+#include "cli/loaded_call.h"
 #include "cli/report_picture.h"
 
 namespace sparge::cli {
 
-// The parameter that a report varies, because it trades sparsity for error; "" if the selection has none. Of a problem
+// The parameter that a report varies, because it trades sparsity for error; "" if the selection has none. Of a call
 // that has run.
-const char* SweptParameter(const Problem& problem);
+const char* SweptParameter(const LoadedCall& call);
 
 // The shipped path with another value of the swept parameter.
 struct FrontierPoint {
@@ -35,23 +35,23 @@ struct HeadReport {
   std::vector<Panel> panels;  // empty if there are no tiles; without "predicted" if nothing was predicted
 };
 
-// All heads of one problem.
+// All heads of one call.
 class FileReporter {
  public:
   // As Checker.
-  FileReporter(const Context& context, Problem& problem);
+  FileReporter(const Context& context, LoadedCall& call);
   int64_t heads() const { return checker_.heads(); }
   HeadReport Measure(int64_t head) const;
 
  private:
-  TileGrid Grid() const { return {problem_.q_blocks(), problem_.k_blocks()}; }
+  TileGrid Grid() const { return {call_.q_blocks(), call_.k_blocks()}; }
   void Predict();
-  void TimeHead(const HeadProblem& slice, HeadReport& report) const;
-  std::vector<FrontierPoint> Frontier(const HeadProblem& slice, const std::vector<float>& dense) const;
+  void TimeHead(const HeadCall& slice, HeadReport& report) const;
+  std::vector<FrontierPoint> Frontier(const HeadCall& slice, const std::vector<float>& dense) const;
   std::vector<Panel> Draw(int64_t head, const std::vector<float>& mass) const;
 
   const Context& context_;
-  const Problem& problem_;
+  const LoadedCall& call_;
   Checker checker_;
   int64_t group_rows_ = 1;
   std::vector<uint8_t> visible_;  // by tile, all heads

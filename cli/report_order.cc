@@ -12,23 +12,23 @@ namespace {
 
 constexpr int64_t kMostCells = 48;  // per side of the drawn corner: more would be too fine to follow
 
-bool CanReorder(const Problem& problem) {
-  const PlanDesc& desc = problem.desc;
-  if (!problem.grid || desc.causal != 0 || desc.window != 0 || desc.mask != SPARGE_MASK_NONE) return false;
+bool CanReorder(const LoadedCall& call) {
+  const PlanDesc& desc = call.desc;
+  if (!call.grid || desc.causal != 0 || desc.window != 0 || desc.mask != SPARGE_MASK_NONE) return false;
   if (desc.select == SPARGE_SELECT_MAP) return false;  // a map belongs to one order
-  const io::GridSides& sides = problem.grid->sides;
-  const int64_t tokens = sides[0] * sides[1] * sides[2] + problem.grid->text.count;
+  const io::GridSides& sides = call.grid->sides;
+  const int64_t tokens = sides[0] * sides[1] * sides[2] + call.grid->text.count;
   return tokens == desc.q_tokens && tokens == desc.kv_tokens;
 }
 
-OrderedHead RunInOrder(const Context& context, const Problem& problem, bool hilbert) {
-  HeadProblem slice = SliceHead(problem, 0, 0);
+OrderedHead RunInOrder(const Context& context, const LoadedCall& call, bool hilbert) {
+  HeadCall slice = SliceHead(call, 0, 0);
   PlanDesc& desc = slice.asked;
-  const TokenGrid& grid = *problem.grid;
+  const TokenGrid& grid = *call.grid;
   for (size_t i = 0; i < 3; ++i) desc.grid[i] = hilbert ? grid.sides[i] : 0;
   desc.text_tokens = hilbert ? grid.text.count : 0;
   desc.text_after = hilbert && grid.text.after ? 1 : 0;
-  const TileGrid tiles{problem.q_blocks(), problem.k_blocks()};
+  const TileGrid tiles{call.q_blocks(), call.k_blocks()};
   const auto count = static_cast<size_t>(tiles.rows * tiles.columns);
   std::vector<float> dense, sparse, mass(count);
   Stats stats;
@@ -39,7 +39,7 @@ OrderedHead RunInOrder(const Context& context, const Problem& problem, bool hilb
   args.o = OutputView(sparse, desc);
   args.mass_out = nullptr;
   args.stats = &stats;
-  Runner runner(context, desc, problem.automatic);
+  Runner runner(context, desc, call.automatic);
   runner.RunSettled(args);
   ErrorTotals errors;
   errors.Add(sparse, dense);
@@ -49,11 +49,11 @@ OrderedHead RunInOrder(const Context& context, const Problem& problem, bool hilb
 
 }  // namespace
 
-std::optional<OrderReport> CompareOrders(const Context& context, const Problem& problem) {
-  if (!CanReorder(problem) || problem.q_blocks() * problem.k_blocks() == 0) return std::nullopt;
+std::optional<OrderReport> CompareOrders(const Context& context, const LoadedCall& call) {
+  if (!CanReorder(call) || call.q_blocks() * call.k_blocks() == 0) return std::nullopt;
   OrderReport report;
-  report.sides = problem.grid->sides;
-  report.hilbert_in_force = problem.grid->hilbert;
+  report.sides = call.grid->sides;
+  report.hilbert_in_force = call.grid->hilbert;
   report.height = std::min(report.sides[1], kMostCells);
   report.width = std::min(report.sides[2], kMostCells);
   report.rank.resize(static_cast<size_t>(report.width * report.height));
@@ -63,8 +63,8 @@ std::optional<OrderReport> CompareOrders(const Context& context, const Problem& 
     if (y >= report.height || x >= report.width) continue;
     report.rank[static_cast<size_t>(y * report.width + x)] = static_cast<int64_t>(i);
   }
-  report.raster = RunInOrder(context, problem, false);
-  report.hilbert = RunInOrder(context, problem, true);
+  report.raster = RunInOrder(context, call, false);
+  report.hilbert = RunInOrder(context, call, true);
   return report;
 }
 

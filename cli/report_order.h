@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "cli/problem.h"
+#include "cli/loaded_call.h"
 #include "cli/report_picture.h"
 
 namespace sparge::cli {
@@ -28,7 +28,7 @@ struct OrderReport {
 };
 
 // Nothing if the tokens have no grid, or cannot be reordered.
-std::optional<OrderReport> CompareOrders(const Context& context, const Problem& problem);
+std::optional<OrderReport> CompareOrders(const Context& context, const LoadedCall& call);
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_REPORT_ORDER_H_

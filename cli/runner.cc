@@ -44,10 +44,10 @@ void Runner::Run(const RunArgs& args) {
   }
 }
 
-void RunProblem(const Context& context, Problem& problem, const RunArgs& args) {
-  Runner runner(context, problem.desc, problem.automatic);
+void RunProblem(const Context& context, LoadedCall& call, const RunArgs& args) {
+  Runner runner(context, call.desc, call.automatic);
   runner.RunSettled(args);
-  if (runner.layer()) TakeChoice(*runner.layer(), runner.calls(), problem);
+  if (runner.layer()) TakeChoice(*runner.layer(), runner.calls(), call);
 }
 
 }  // namespace sparge::cli

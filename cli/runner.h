@@ -6,13 +6,13 @@
 #include <optional>
 #include <sparge/sparge.hpp>
 
-#include "cli/problem.h"
+#include "cli/loaded_call.h"
 
 namespace sparge::cli {
 
 class Runner {
  public:
-  // For a problem or one of its heads. Both must outlive it.
+  // For a call or one of its heads. Both must outlive it.
   Runner(const Context& context, const PlanDesc& asked, const std::optional<Automatic>& automatic);
 
   // Calls until the one that counts, which leaves its results in `args`: for a plan the first; for a layer the one
@@ -34,8 +34,8 @@ class Runner {
   std::optional<Plan> plan_;
 };
 
-// RunSettled for all heads; what a layer chose goes into `problem`.
-void RunProblem(const Context& context, Problem& problem, const RunArgs& args);
+// RunSettled for all heads; what a layer chose goes into `call`.
+void RunProblem(const Context& context, LoadedCall& call, const RunArgs& args);
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_RUNNER_H_

@@ -1,6 +1,6 @@
-// problem.h - from options and files to a problem of the library: tensors, plan descriptor, run arguments.
-#ifndef SPARGE_CLI_PROBLEM_H_
-#define SPARGE_CLI_PROBLEM_H_
+// loaded_call.h - from options and files to a call of the library: tensors, plan descriptor, run arguments.
+#ifndef SPARGE_CLI_LOADED_CALL_H_
+#define SPARGE_CLI_LOADED_CALL_H_
 
 #include <optional>
 #include <sparge/sparge.hpp>
@@ -29,10 +29,10 @@ struct Automatic {
 };
 
 // Owns the inputs; `args` points into them (moving keeps the pointers, copying would not).
-struct Problem {
-  Problem() = default;
-  Problem(Problem&&) = default;
-  Problem& operator=(Problem&&) = default;
+struct LoadedCall {
+  LoadedCall() = default;
+  LoadedCall(LoadedCall&&) = default;
+  LoadedCall& operator=(LoadedCall&&) = default;
 
   io::Tensor q, k;
   std::optional<io::Tensor> v, mask, map;
@@ -51,22 +51,22 @@ struct Problem {
   int64_t k_blocks() const { return (desc.kv_tokens + SPARGE_BLOCK_K - 1) / SPARGE_BLOCK_K; }
 };
 
-// One query head of one batch entry with its key/value head, as a problem of its own. Points into the Problem.
-struct HeadProblem {
-  PlanDesc asked;  // Problem::desc
-  PlanDesc desc;   // Problem::InForce
+// One query head of one batch entry with its key/value head, as a call of its own. Points into the LoadedCall.
+struct HeadCall {
+  PlanDesc asked;  // LoadedCall::desc
+  PlanDesc desc;   // LoadedCall::InForce
   RunArgs args;
 };
 
 // Reads `tensors` (a .safetensors file), or options.q, .k and .v if it is empty. Throws UsageError.
-Problem LoadProblem(Verb verb, const Options& options, const std::string& tensors);
-HeadProblem SliceHead(const Problem& problem, int64_t batch, int64_t head);
+LoadedCall LoadCall(Verb verb, const Options& options, const std::string& tensors);
+HeadCall SliceHead(const LoadedCall& call, int64_t batch, int64_t head);
 
 // Switches PV skip off for all heads of `desc`, which then points into the result.
 std::vector<sparge_head_params> SwitchSkipOff(PlanDesc& desc);
 
 // Of a map file: (H, Tq, Tk), with the batch in front if q has one.
-std::vector<int64_t> MapShape(const Problem& problem);
+std::vector<int64_t> MapShape(const LoadedCall& call);
 
 // View of a contiguous (batch, heads, tokens, dim) output; the second form makes `values` large enough.
 sparge_tensor OutputView(io::Tensor& tensor, const PlanDesc& desc);
@@ -78,4 +78,4 @@ std::vector<std::string> FindTensorFiles(const std::vector<std::string>& paths);
 std::vector<std::string> InputFiles(const Options& options);
 
 }  // namespace sparge::cli
-#endif  // SPARGE_CLI_PROBLEM_H_
+#endif  // SPARGE_CLI_LOADED_CALL_H_

@@ -1,5 +1,5 @@
-// problem.cc - reads the inputs, checks that their shapes belong together, and describes them to the library.
-#include "cli/problem.h"
+// loaded_call.cc - reads the inputs, and describes them and what the flags say to the library.
+#include "cli/loaded_call.h"
 
 #include <algorithm>
 #include <cstring>
@@ -28,42 +28,42 @@ Tensor ReadNpyFor(const std::string& flag, const std::string& path) {
   }
 }
 
-void ReadTensors(Verb verb, const Options& options, const std::string& path, Problem& problem,
+void ReadTensors(Verb verb, const Options& options, const std::string& path, LoadedCall& call,
                  io::TensorLabels& labels) {
   if (path.empty()) {
-    problem.q = ReadNpyFor("--q", options.q);
-    problem.k = ReadNpyFor("--k", options.k);
-    if (!options.v.empty()) problem.v = ReadNpyFor("--v", options.v);
+    call.q = ReadNpyFor("--q", options.q);
+    call.k = ReadNpyFor("--k", options.k);
+    if (!options.v.empty()) call.v = ReadNpyFor("--v", options.v);
     labels = {"--q " + options.q, "--k " + options.k, "--v " + options.v};
     return;
   }
   const io::Safetensors file = io::Safetensors::Read(path);
-  problem.q = file.Get("q");
-  problem.k = file.Get("k");
-  if (verb != Verb::kMap || file.Has("v")) problem.v = file.Get("v");
-  problem.metadata = file.metadata();
+  call.q = file.Get("q");
+  call.k = file.Get("k");
+  if (verb != Verb::kMap || file.Has("v")) call.v = file.Get("v");
+  call.metadata = file.metadata();
   labels = {path + ": tensor q", path + ": tensor k", path + ": tensor v"};
 }
 
 // What the metadata of a capture say; a flag goes before them.
-void TakeMetadata(const Options& options, const std::string& path, Problem& problem) {
-  problem.desc.causal = options.causal;
-  problem.desc.scale = options.scale.value_or(0.0);
-  const std::optional<bool> causal = options.causal ? std::nullopt : io::CausalOf(problem.metadata, path);
+void TakeMetadata(const Options& options, const std::string& path, LoadedCall& call) {
+  call.desc.causal = options.causal;
+  call.desc.scale = options.scale.value_or(0.0);
+  const std::optional<bool> causal = options.causal ? std::nullopt : io::CausalOf(call.metadata, path);
   if (causal) {
-    problem.desc.causal = *causal;
-    problem.notes.push_back("causal " + problem.metadata.at("causal"));
+    call.desc.causal = *causal;
+    call.notes.push_back("causal " + call.metadata.at("causal"));
   }
-  const std::optional<double> scale = options.scale ? std::nullopt : io::ScaleOf(problem.metadata, path);
+  const std::optional<double> scale = options.scale ? std::nullopt : io::ScaleOf(call.metadata, path);
   if (scale) {
-    problem.desc.scale = *scale;
-    problem.notes.push_back("scale " + problem.metadata.at("scale"));
+    call.desc.scale = *scale;
+    call.notes.push_back("scale " + call.metadata.at("scale"));
   }
 }
 
-void DescribeAttention(const Options& options, const std::string& path, Problem& problem) {
-  TakeMetadata(options, path, problem);
-  PlanDesc& desc = problem.desc;
+void DescribeAttention(const Options& options, const std::string& path, LoadedCall& call) {
+  TakeMetadata(options, path, call);
+  PlanDesc& desc = call.desc;
   desc.window = options.window.value_or(0);
   if (options.query_offset && desc.causal == 0 && desc.window == 0) {
     throw UsageError("--query-offset " + std::to_string(*options.query_offset) +
@@ -93,12 +93,12 @@ Automatic DescribeLayer(const Options& options) {
   return automatic;
 }
 
-void DescribeSparsity(const Options& options, Problem& problem) {
-  PlanDesc& desc = problem.desc;
+void DescribeSparsity(const Options& options, LoadedCall& call) {
+  PlanDesc& desc = call.desc;
   const std::string select = SelectionOf(options).name;
   if (options.sink) desc.keep_sink = *options.sink ? 1 : 0;
   if (select == "auto") {
-    if (options.preset.empty()) problem.automatic = DescribeLayer(options);
+    if (options.preset.empty()) call.automatic = DescribeLayer(options);
     return;
   }
   desc.precision = PrecisionOf(options, desc.precision);
@@ -127,10 +127,10 @@ Tensor WidenKeys(const Tensor& mask, int64_t keys) {
   return wide;
 }
 
-void AttachMask(const Options& options, Problem& problem) {
+void AttachMask(const Options& options, LoadedCall& call) {
   if (options.mask.empty()) return;
   Tensor mask = ReadNpyFor("--mask", options.mask);
-  PlanDesc& desc = problem.desc;
+  PlanDesc& desc = call.desc;
   const int64_t wanted[] = {desc.batch, desc.q_heads, desc.q_tokens, desc.kv_tokens};
   const size_t rank = mask.shape.size();
   const std::span<const int64_t> full = std::span(wanted).last(std::clamp<size_t>(rank, 2, 4));
@@ -152,29 +152,29 @@ void AttachMask(const Options& options, Problem& problem) {
     strides[dim] = mask.shape[i] == 1 ? 0 : step;
     step *= mask.shape[i];
   }
-  problem.mask = std::move(mask);
-  problem.args.mask = {DataOf(*problem.mask), strides[0], strides[1], strides[2]};
+  call.mask = std::move(mask);
+  call.args.mask = {DataOf(*call.mask), strides[0], strides[1], strides[2]};
 }
 
-void AttachMap(const Options& options, Problem& problem) {
+void AttachMap(const Options& options, LoadedCall& call) {
   if (options.map.empty()) return;
   Tensor map = ReadNpyFor("--map", options.map);
   const std::string which = "--map " + options.map + ": ";
   if (map.dtype != DType::U8 && map.dtype != DType::BOOL) {
     throw UsageError(which + "dtype " + io::DTypeName(map.dtype) + " is neither uint8 nor bool");
   }
-  const PlanDesc& desc = problem.desc;
-  const std::vector<int64_t> full = {desc.batch, desc.q_heads, problem.q_blocks(), problem.k_blocks()};
+  const PlanDesc& desc = call.desc;
+  const std::vector<int64_t> full = {desc.batch, desc.q_heads, call.q_blocks(), call.k_blocks()};
   const std::vector<int64_t> one(full.begin() + 1, full.end());
   if (map.shape != full && map.shape != one) {
     throw UsageError(which + "shape " + ShapeText(map.shape) + " must be " + ShapeText(one) + " or " + ShapeText(full) +
                      ": tiles of " + std::to_string(SPARGE_BLOCK_Q) + " queries x " + std::to_string(SPARGE_BLOCK_K) +
                      " keys");
   }
-  problem.args.map_head_stride = full[2] * full[3];
-  problem.args.map_batch_stride = map.shape == full ? full[1] * full[2] * full[3] : 0;
-  problem.map = std::move(map);
-  problem.args.map = static_cast<const uint8_t*>(DataOf(*problem.map));
+  call.args.map_head_stride = full[2] * full[3];
+  call.args.map_batch_stride = map.shape == full ? full[1] * full[2] * full[3] : 0;
+  call.map = std::move(map);
+  call.args.map = static_cast<const uint8_t*>(DataOf(*call.map));
 }
 
 const void* Advance(const void* data, int64_t elements, size_t element_size) {
@@ -191,29 +191,29 @@ sparge_tensor SliceTensor(const sparge_tensor& view, int64_t batch, int64_t head
 
 }  // namespace
 
-Problem LoadProblem(Verb verb, const Options& options, const std::string& tensors) {
-  Problem problem;
+LoadedCall LoadCall(Verb verb, const Options& options, const std::string& tensors) {
+  LoadedCall call;
   io::TensorLabels labels;
   try {
-    ReadTensors(verb, options, tensors, problem, labels);
+    ReadTensors(verb, options, tensors, call, labels);
   } catch (const io::Error& error) {
     throw UsageError(std::string(tensors == options.tensors ? "--tensors " : "") + error.what());
   }
-  io::DescribeTensors(problem.q, problem.k, problem.v ? &*problem.v : nullptr, labels, problem.desc, problem.args);
-  DescribeAttention(options, tensors, problem);
-  DescribeSparsity(options, problem);
-  AttachMask(options, problem);
-  problem.grid = TakeGrid(options.grid, problem.metadata, tensors, problem.desc, problem.notes);
-  AttachMap(options, problem);
-  if (problem.automatic && !problem.v) {
+  io::DescribeTensors(call.q, call.k, call.v ? &*call.v : nullptr, labels, call.desc, call.args);
+  DescribeAttention(options, tensors, call);
+  DescribeSparsity(options, call);
+  AttachMask(options, call);
+  call.grid = TakeGrid(options.grid, call.metadata, tensors, call.desc, call.notes);
+  AttachMap(options, call);
+  if (call.automatic && !call.v) {
     throw UsageError((tensors.empty() ? "--v is missing: " : tensors + ": has no tensor v: ") +
                      SelectionOf(options).flag +
                      " measures errors on the result; --tau X selects by predicted mass, without values");
   }
-  return problem;
+  return call;
 }
 
-PlanDesc Problem::InForce() const {
+PlanDesc LoadedCall::InForce() const {
   PlanDesc chosen = desc;
   if (!automatic || !per_head) return chosen;
   const auto sparse = [](const sparge_head_params& head) { return head.tau < 1; };
@@ -226,24 +226,24 @@ PlanDesc Problem::InForce() const {
   return chosen;
 }
 
-HeadProblem SliceHead(const Problem& problem, int64_t batch, int64_t head) {
-  HeadProblem slice{problem.desc, problem.InForce(), problem.args};
-  const int64_t kv_head = head / (problem.desc.q_heads / problem.desc.kv_heads);
+HeadCall SliceHead(const LoadedCall& call, int64_t batch, int64_t head) {
+  HeadCall slice{call.desc, call.InForce(), call.args};
+  const int64_t kv_head = head / (call.desc.q_heads / call.desc.kv_heads);
   for (PlanDesc* desc : {&slice.asked, &slice.desc}) {
     desc->batch = desc->q_heads = desc->kv_heads = 1;
     if (desc->heads != nullptr) desc->heads += head;
     if (desc->head_precision != nullptr) desc->head_precision += head;
   }
-  slice.args.q = SliceTensor(problem.args.q, batch, head);
-  slice.args.k = SliceTensor(problem.args.k, batch, kv_head);
-  if (problem.v) slice.args.v = SliceTensor(problem.args.v, batch, kv_head);
-  if (problem.mask) {
-    const sparge_mask& mask = problem.args.mask;
+  slice.args.q = SliceTensor(call.args.q, batch, head);
+  slice.args.k = SliceTensor(call.args.k, batch, kv_head);
+  if (call.v) slice.args.v = SliceTensor(call.args.v, batch, kv_head);
+  if (call.mask) {
+    const sparge_mask& mask = call.args.mask;
     const int64_t offset = batch * mask.batch_stride + head * mask.head_stride;
-    slice.args.mask = {Advance(mask.data, offset, io::ElementSize(problem.mask->dtype)), 0, 0, mask.query_stride};
+    slice.args.mask = {Advance(mask.data, offset, io::ElementSize(call.mask->dtype)), 0, 0, mask.query_stride};
   }
-  if (problem.map) {
-    slice.args.map = problem.args.map + batch * problem.args.map_batch_stride + head * problem.args.map_head_stride;
+  if (call.map) {
+    slice.args.map = call.args.map + batch * call.args.map_batch_stride + head * call.args.map_head_stride;
     slice.args.map_batch_stride = slice.args.map_head_stride = 0;
   }
   return slice;
@@ -257,9 +257,9 @@ std::vector<sparge_head_params> SwitchSkipOff(PlanDesc& desc) {
   return heads;
 }
 
-std::vector<int64_t> MapShape(const Problem& problem) {
-  std::vector<int64_t> shape = {problem.desc.q_heads, problem.q_blocks(), problem.k_blocks()};
-  if (problem.rank() == 4) shape.insert(shape.begin(), problem.desc.batch);
+std::vector<int64_t> MapShape(const LoadedCall& call) {
+  std::vector<int64_t> shape = {call.desc.q_heads, call.q_blocks(), call.k_blocks()};
+  if (call.rank() == 4) shape.insert(shape.begin(), call.desc.batch);
   return shape;
 }
 
