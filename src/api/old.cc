@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a type cannot stand in parentheses
 // The header's inline functions have these names; the label keeps the two apart.
 #define SPARGE_TEXT(x) SPARGE_TEXT_OF(x)
 #define SPARGE_TEXT_OF(x) #x
@@ -14,6 +15,7 @@
     constexpr size_t kEnd = offsetof(type, last) + sizeof(value->last);                                       \
     type##_init_sized(value, (kEnd + alignof(type) - 1) / alignof(type) * alignof(type));                     \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 
 SPARGE_OLD_INIT(sparge_context_desc, isa)
 SPARGE_OLD_INIT(sparge_isa, int8_qk)

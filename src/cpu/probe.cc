@@ -277,10 +277,10 @@ class Probe {
   KernelArgs kernel_;
   int64_t rows_;
   float value_unit_;
-  float top_[kBlockQ];      // per row: what all tiles are relative to
-  float sink_[kBlockQ];     // per row: log2 units
-  float dense_l_[kBlockQ];  // per row: sum of the dense result
-  float l_[kBlockQ];        // per row: sum of the result at work
+  float top_[kBlockQ];        // per row: what all tiles are relative to
+  float sink_[kBlockQ];       // per row: log2 units
+  float dense_l_[kBlockQ]{};  // per row: sum of the dense result
+  float l_[kBlockQ];          // per row: sum of the result at work
 };
 
 }  // namespace

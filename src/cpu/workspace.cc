@@ -31,7 +31,7 @@ Workspace LayWorkspace(const Plan& plan, Arena& arena, Arena& cache) {
 }
 
 Arena ArenaOf(void* memory) {
-  const auto address = reinterpret_cast<uintptr_t>(memory);
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory));
   return Arena(static_cast<std::byte*>(memory) + (RoundUp(address, Arena::kAlignment) - address));
 }
 

@@ -43,7 +43,7 @@ struct Workspace {
  private:
   RowState StateAt(const Plan& plan, int64_t index) const {
     float* base = states + index * StateFloats(plan);
-    return {base + 2 * kBlockQ, base, base + kBlockQ};
+    return {base + int64_t{2} * kBlockQ, base, base + kBlockQ};
   }
 };
 
