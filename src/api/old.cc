@@ -5,6 +5,7 @@
 #include <cstddef>
 
 // The header's inline functions have these names; the label keeps the two apart.
+// NOLINTBEGIN(bugprone-macro-parentheses): types cannot have any
 #define SPARGE_TEXT(x) SPARGE_TEXT_OF(x)
 #define SPARGE_TEXT_OF(x) #x
 #define SPARGE_OLD_INIT(type, last)                                                                           \
@@ -14,6 +15,7 @@
     constexpr size_t kEnd = offsetof(type, last) + sizeof(value->last);                                       \
     type##_init_sized(value, (kEnd + alignof(type) - 1) / alignof(type) * alignof(type));                     \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 
 SPARGE_OLD_INIT(sparge_context_desc, isa)
 SPARGE_OLD_INIT(sparge_isa, int8_qk)
