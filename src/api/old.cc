@@ -6,6 +6,7 @@
 
 // NOLINTBEGIN(bugprone-macro-parentheses): a type cannot stand in parentheses
 // The header's inline functions have these names; the label keeps the two apart.
+// NOLINTBEGIN(bugprone-macro-parentheses): types cannot have any
 #define SPARGE_TEXT(x) SPARGE_TEXT_OF(x)
 #define SPARGE_TEXT_OF(x) #x
 #define SPARGE_OLD_INIT(type, last)                                                                           \
