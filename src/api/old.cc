@@ -4,7 +4,6 @@
 
 #include <cstddef>
 
-// NOLINTBEGIN(bugprone-macro-parentheses): a type cannot stand in parentheses
 // The header's inline functions have these names; the label keeps the two apart.
 // NOLINTBEGIN(bugprone-macro-parentheses): types cannot have any
 #define SPARGE_TEXT(x) SPARGE_TEXT_OF(x)
