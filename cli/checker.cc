@@ -48,8 +48,8 @@ Checker::Checker(const Context& context, LoadedCall& call) : context_(context), 
   pv_groups_.resize(map_.size());
   head_stats_.resize(static_cast<size_t>(desc.batch * desc.q_heads));
   RunShipped(call);
-  RunWithoutSkip();
-  RunDense();
+  without_skip_ = RunWithoutSkip(map_.data());
+  dense_ = RunWithoutSkip(nullptr);
 }
 
 void Checker::RunShipped(LoadedCall& call) {
@@ -61,26 +61,18 @@ void Checker::RunShipped(LoadedCall& call) {
   RunProblem(context_, call, args);
 }
 
-void Checker::RunWithoutSkip() {
+std::vector<float> Checker::RunWithoutSkip(const uint8_t* map) const {
   PlanDesc desc = call_.InForce();
-  desc.select = SPARGE_SELECT_MAP;
+  desc.select = map == nullptr ? SPARGE_SELECT_ALL : SPARGE_SELECT_MAP;
   const auto heads = SwitchSkipOff(desc);
+  std::vector<float> o;
   RunArgs args = call_.args;
-  args.o = OutputView(without_skip_, desc);
-  args.map = map_.data();
+  args.o = OutputView(o, desc);
+  args.map = map;
   args.map_head_stride = TilesPerHead();
   args.map_batch_stride = desc.q_heads * TilesPerHead();
   Plan(context_, desc).Run(args);
-}
-
-void Checker::RunDense() {
-  PlanDesc desc = call_.InForce();
-  desc.select = SPARGE_SELECT_ALL;
-  const auto heads = SwitchSkipOff(desc);
-  RunArgs args = call_.args;
-  args.o = OutputView(dense_, desc);
-  args.map = nullptr;
-  Plan(context_, desc).Run(args);
+  return o;
 }
 
 // The oracle for one head, dense or over the tiles of `map`.

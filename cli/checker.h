@@ -60,8 +60,8 @@ class Checker {
     return std::span(tiles).subspan(static_cast<size_t>(head) * size, size);
   }
   void RunShipped(LoadedCall& call);
-  void RunWithoutSkip();
-  void RunDense();
+  // As shipped but for the PV skip, over the tiles of `map` or, if that is NULL, all.
+  std::vector<float> RunWithoutSkip(const uint8_t* map) const;
   std::vector<float> Reference(HeadCall slice, const uint8_t* map, float* mass) const;
 
   const Context& context_;

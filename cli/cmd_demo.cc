@@ -1,9 +1,7 @@
 // cmd_demo.cc - `sparge demo`: dense fp32, dense int8 and sparse int8 on captured attention heads, in one table.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
-#include <limits>
 #include <memory>
 
 #include "cli/commands.h"
@@ -51,38 +49,6 @@ struct Row {
   }
 };
 
-// One way of computing a head: its result, and its best time so far.
-class Contender {
- public:
-  Contender(const Context& context, const PlanDesc& desc, const std::optional<Automatic>& automatic,
-            const RunArgs& args)
-      : desc_(desc), runner_(context, desc_, automatic), args_(args) {
-    args_.o = OutputView(o_, desc_);
-    args_.stats = &stats_;
-    runner_.RunSettled(args_);
-  }
-  Contender(const Contender&) = delete;
-  Contender& operator=(const Contender&) = delete;
-
-  void Time() {
-    const auto start = std::chrono::steady_clock::now();
-    runner_.Run(args_);
-    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-    best_ms_ = std::min(best_ms_, elapsed.count());
-  }
-  double best_ms() const { return best_ms_; }
-  const std::vector<float>& o() const { return o_; }
-  const Stats& stats() const { return stats_; }
-
- private:
-  PlanDesc desc_;
-  Runner runner_;
-  RunArgs args_;
-  Stats stats_;
-  std::vector<float> o_;
-  double best_ms_ = std::numeric_limits<double>::infinity();
-};
-
 PlanDesc Dense(PlanDesc desc, sparge_precision precision) {
   desc.precision = precision;
   desc.select = SPARGE_SELECT_ALL;
@@ -92,14 +58,14 @@ PlanDesc Dense(PlanDesc desc, sparge_precision precision) {
 
 Row MeasureHead(const Context& context, const LoadedCall& call, int64_t index) {
   const HeadCall head = SliceHead(call, index / call.desc.q_heads, index % call.desc.q_heads);
-  Contender fp32(context, Dense(head.asked, SPARGE_PRECISION_FP32), std::nullopt, head.args);
-  Contender int8(context, Dense(head.asked, SPARGE_PRECISION_INT8), std::nullopt, head.args);
-  Contender sparse(context, head.asked, call.automatic, head.args);
+  TimedCall fp32(context, Dense(head.asked, SPARGE_PRECISION_FP32), std::nullopt, head.args);
+  TimedCall int8(context, Dense(head.asked, SPARGE_PRECISION_INT8), std::nullopt, head.args);
+  TimedCall sparse(context, head.asked, call.automatic, head.args);
   // In turns, so that a busy moment of the machine does not hit one of them only.
   for (int round = 0; round < kRounds; ++round) {
-    fp32.Time();
-    int8.Time();
-    sparse.Time();
+    fp32.Run();
+    int8.Run();
+    sparse.Run();
   }
   Row row;
   row.tokens = head.asked.q_tokens;

@@ -2,7 +2,6 @@
 #include "cli/report_head.h"
 
 #include <algorithm>
-#include <limits>
 #include <string_view>
 
 #include "cli/runner.h"
@@ -25,34 +24,6 @@ std::span<const double> SweptValues(const LoadedCall& call) {
   if (call.desc.select == SPARGE_SELECT_FLOOR) return kFloorTaus;
   return kTaus;
 }
-
-// A call with its result and its best time; a layer has settled before.
-class Timed {
- public:
-  Timed(const Context& context, const PlanDesc& asked, const std::optional<Automatic>& automatic, const RunArgs& args)
-      : runner_(context, asked, automatic), args_(args) {
-    args_.o = OutputView(o_, asked);
-    args_.stats = &stats_;
-    runner_.RunSettled(args_);
-  }
-  Timed(const Timed&) = delete;
-  Timed& operator=(const Timed&) = delete;
-
-  void Run() {
-    runner_.Run(args_);
-    best_ms_ = std::min(best_ms_, stats_.total_ms);
-  }
-  double best_ms() const { return best_ms_; }
-  const Stats& stats() const { return stats_; }
-  const std::vector<float>& o() const { return o_; }
-
- private:
-  Runner runner_;
-  RunArgs args_;
-  Stats stats_;
-  std::vector<float> o_;
-  double best_ms_ = std::numeric_limits<double>::infinity();
-};
 
 std::span<const uint8_t> Part(const std::vector<uint8_t>& tiles, int64_t head, size_t size) {
   return std::span(tiles).subspan(static_cast<size_t>(head) * size, size);
@@ -103,8 +74,8 @@ void FileReporter::TimeHead(const HeadCall& slice, HeadReport& report) const {
   fp32.head_precision = nullptr;
   RunArgs fp32_args = slice.args;
   fp32_args.map = nullptr;
-  Timed dense(context_, fp32, std::nullopt, fp32_args);
-  Timed sparse(context_, slice.asked, call_.automatic, slice.args);
+  TimedCall dense(context_, fp32, std::nullopt, fp32_args);
+  TimedCall sparse(context_, slice.asked, call_.automatic, slice.args);
   // In turns, so that a busy moment of the machine does not hit one of them only.
   for (int round = 0; round < kRounds; ++round) {
     dense.Run();
@@ -127,8 +98,7 @@ std::vector<FrontierPoint> FileReporter::Frontier(const HeadCall& slice, const s
     } else {
       (desc.select == SPARGE_SELECT_TOPK ? desc.params.topk : desc.params.tau) = value;
     }
-    Timed run(context_, desc, automatic, slice.args);
-    run.Run();
+    const TimedCall run(context_, desc, automatic, slice.args);
     ErrorTotals errors;
     errors.Add(run.o(), dense);
     points.push_back({value, Sparsity(run.stats().total), errors.RelativeL1()});

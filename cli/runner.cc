@@ -1,6 +1,9 @@
 // runner.cc - makes the layer or the plan, and calls it.
 #include "cli/runner.h"
 
+#include <algorithm>
+#include <chrono>
+
 #include "cli/choice.h"
 
 namespace sparge::cli {
@@ -42,6 +45,21 @@ void Runner::Run(const RunArgs& args) {
   } else {
     plan_->Run(args);
   }
+}
+
+TimedCall::TimedCall(const Context& context, const PlanDesc& asked, const std::optional<Automatic>& automatic,
+                     const RunArgs& args)
+    : asked_(asked), runner_(context, asked_, automatic), args_(args) {
+  args_.o = OutputView(o_, asked_);
+  args_.stats = &stats_;
+  runner_.RunSettled(args_);
+}
+
+void TimedCall::Run() {
+  const auto start = std::chrono::steady_clock::now();
+  runner_.Run(args_);
+  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
+  best_ms_ = std::min(best_ms_, elapsed.count());
 }
 
 void RunProblem(const Context& context, LoadedCall& call, const RunArgs& args) {

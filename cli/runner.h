@@ -3,8 +3,10 @@
 #ifndef SPARGE_CLI_RUNNER_H_
 #define SPARGE_CLI_RUNNER_H_
 
+#include <limits>
 #include <optional>
 #include <sparge/sparge.hpp>
+#include <vector>
 
 #include "cli/loaded_call.h"
 
@@ -32,6 +34,29 @@ class Runner {
   int64_t calls_ = 0;
   std::optional<Layer> layer_;
   std::optional<Plan> plan_;
+};
+
+// A call with its result and its best time. It has been made until it settled; that counts as no time.
+class TimedCall {
+ public:
+  // The context must outlive it, and what `args` point to.
+  TimedCall(const Context& context, const PlanDesc& asked, const std::optional<Automatic>& automatic,
+            const RunArgs& args);
+  TimedCall(const TimedCall&) = delete;
+  TimedCall& operator=(const TimedCall&) = delete;
+
+  void Run();
+  double best_ms() const { return best_ms_; }
+  const Stats& stats() const { return stats_; }
+  const std::vector<float>& o() const { return o_; }
+
+ private:
+  PlanDesc asked_;
+  Runner runner_;
+  RunArgs args_;
+  Stats stats_;
+  std::vector<float> o_;
+  double best_ms_ = std::numeric_limits<double>::infinity();
 };
 
 // RunSettled for all heads; what a layer chose goes into `call`.

@@ -186,7 +186,8 @@ class WholePath(Case):
             for select in ("cdf", None):
                 with self.subTest(causal=causal, select=select):
                     p = Problem(*structured(rng("whole"), 1, 2, 1, n, n, 64), causal=causal)
-                    result = self.run_case(p, select=select)
+                    learned = () if select else ("--warm", 20)  # the first choices, of few samples, are cautious
+                    result = self.run_case(p, *learned, select=select)
                     self.assertGreater(result.figures["sparsity"], 0.1)
                     dense, _ = oracle.attention(p)
                     self.assertLess(oracle.relative_l1(result.out, dense), 0.05, result.command)
