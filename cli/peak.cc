@@ -31,10 +31,10 @@ namespace sparge::cli {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+#if HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
 // More than latency x throughput of every known core (4 to 5 cycles, 2 a cycle), and few enough for 16 registers.
 constexpr int kChains = 12;
 
-#if HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
 using Vector = hn::Vec<hn::ScalableTag<int32_t>>;
 
 // Assembly, so that the compiler neither hoists the products out of the loop nor folds them. `Step` adds one

@@ -11,6 +11,10 @@ MAX_HEAD_DIM: int
 FEW_QUERIES: int
 MIN_KEYS: int
 DENSE_TAIL: int
+TUNE_TARGET_L1: float
+TUNE_PV_ROOM: float
+TUNE_ROUND_L1: float
+TUNE_LEAST_L1: float
 
 class CallStats:
     def fields(self) -> dict[str, Any]: ...

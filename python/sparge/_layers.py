@@ -52,7 +52,7 @@ class Settings:
                 value = getattr(self, name)
                 if not isinstance(value, kind) and not (name == "pv_l1" and value is None):
                     raise TypeError(f"{name}={value!r} is no {text}")
-                if kind is numbers.Real and value is not None and not 0 <= value <= 1:
+                if kind is numbers.Real and value is not None and not 0 <= float(value) <= 1:
                     raise ValueError(f"{name}={value} is outside 0..1")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} is outside 0..2^63-1")

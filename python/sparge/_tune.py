@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Union
 
+from . import _core
 from ._capture import Capture, CaptureWarning, Layers
 from ._command import Bar, argument, run
 from ._presets import Preset
@@ -16,14 +17,13 @@ from ._presets import Preset
 if TYPE_CHECKING:
     import torch
 
-_SMALLEST_BOUND = 1e-6  # of the command line: below the error of fp32 itself
 _SMALL_SHARE = 0.5  # of the free room: a recording that is expected to take less needs no word
 
 
 def tune(
     model: torch.nn.Module | None,
     inputs: Iterable[Any] | None,
-    target_l1: float = 0.05,
+    target_l1: float = _core.TUNE_TARGET_L1,
     pv_l1: float | None = None,
     round_l1: float | None = None,
     out: Union[str, os.PathLike[str]] = "preset.json",
@@ -79,8 +79,8 @@ def tune(
 def _check(bounds: Mapping[str, float | None], out: Path) -> None:
     """Before the model runs, what the command line would only refuse afterwards."""
     for flag, value in bounds.items():
-        if value is not None and not _SMALLEST_BOUND <= value <= 1:
-            raise ValueError(f"{flag[2:].replace('-', '_')}={value} is outside {_SMALLEST_BOUND:g}..1")
+        if value is not None and not _core.TUNE_LEAST_L1 <= value <= 1:
+            raise ValueError(f"{flag[2:].replace('-', '_')}={value} is outside {_core.TUNE_LEAST_L1:g}..1")
     target_l1, pv_l1 = bounds["--target-l1"], bounds["--pv-l1"]
     if pv_l1 is not None and target_l1 is not None and pv_l1 < target_l1:
         raise ValueError(

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "io/preset.h"
+#include "io/tensor.h"
 #include "python/src/call.h"
 #include "python/src/engine.h"
 #include "python/src/options.h"

@@ -2,8 +2,6 @@
 #ifndef SPARGE_PYTHON_SRC_LAYER_H_
 #define SPARGE_PYTHON_SRC_LAYER_H_
 
-#include <io/preset.h>
-#include <io/tensor.h>
 #include <nanobind/nanobind.h>
 
 #include <sparge/sparge.hpp>

@@ -220,6 +220,22 @@ def test_grid_changes_nothing_but_the_order(text):
     assert_near(out, dense(q, k, v)[0], "fp32")
 
 
+def test_a_curve_costs_nothing_beside_attention():
+    """Which is why every call lays its own."""
+
+    def seconds(call):
+        times = []
+        for _ in range(5):
+            begin = time.process_time()
+            call()
+            times.append(time.process_time() - begin)
+        return min(times)
+
+    grid, x = (3, 32, 32), noise(2, 3 * 32 * 32, 64)
+    attention = seconds(lambda: sparge.attention(x, x, x, grid=grid, threads=1))
+    assert seconds(lambda: sparge.token_order(grid)) < 0.02 * attention
+
+
 def test_packed_batch_is_its_sequences():
     q, k, v = qkv((4, 300, 32), (2, 520, 32))
     offsets = dict(q_offsets=[0, 10, 10, 150, 300], kv_offsets=np.array([0, 200, 210, 211, 520]))

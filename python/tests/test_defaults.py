@@ -38,6 +38,8 @@ QUOTED = {
     "attention, pv_l1": (lambda: doc(sparge.attention), r"pv_l1 .*default ([\d.]+) target_l1", [_core.PV_ROOM]),
     "attention, round_l1": (lambda: doc(sparge.attention), r"round_l1 .*default ([\d.]+)\)", [_core.ROUND_L1]),
     "Calibration": (lambda: doc(sparge.Calibration.__init__), r"default ([\d.]+) target_l1", [_core.PV_ROOM]),
+    "tune, pv_l1": (lambda: doc(sparge.tune), r"pv_l1 .*default ([\d.]+) target_l1", [_core.TUNE_PV_ROOM]),
+    "tune, round_l1": (lambda: doc(sparge.tune), r"round_l1 .*default ([\d.]+)\n", [_core.TUNE_ROUND_L1]),
     "Stats": (lambda: doc(sparge.Stats), r"(\d+) queries x (\d+) keys", [_core.BLOCK_Q, _core.BLOCK_K]),
     "predict": (lambda: doc(sparge.predict), r"Nq/(\d+)\).*Nk/(\d+)\)", [_core.BLOCK_Q, _core.BLOCK_K]),
     "python.md, target_l1": (lambda: text("python.md"), r"within ([\d.]+) per head", [_core.TARGET_L1]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from typing import Any
 
@@ -18,7 +17,6 @@ from tiny_diffusers import (  # noqa: E402
     normal, run, sd3, times, wan,
 )  # fmt: skip
 
-import sparge  # noqa: E402
 import sparge.torch as sparge_torch  # noqa: E402
 from sparge.integrations import _grids  # noqa: E402
 from sparge.integrations import diffusers as integration  # noqa: E402
@@ -126,23 +124,6 @@ def test_hilbert_order_is_the_grids_own() -> None:
         seen = _watch(enabled)
         run(model, inputs)
     assert [grid for _, grid in seen] == [None, None]
-
-
-def test_a_curve_costs_nothing_beside_attention() -> None:
-    """Which is why every call lays its own."""
-
-    def seconds(call: Any) -> float:
-        times = []
-        for _ in range(5):
-            begin = time.process_time()
-            call()
-            times.append(time.process_time() - begin)
-        return min(times)
-
-    grid = (3, 32, 32)
-    x = torch.randn(2, 3 * 32 * 32, 64, generator=torch.Generator().manual_seed(0))
-    attention = seconds(lambda: sparge.attention(x, x, x, grid=grid, threads=1))
-    assert seconds(lambda: sparge.token_order(grid)) < 0.02 * attention
 
 
 def test_hilbert_order_with_masks_is_made_once_per_grid() -> None:
