@@ -27,8 +27,8 @@ LayerSummary Summarise(const io::PresetLayer& layer) {
   return sum;
 }
 
-TuneTime TotalTime(const TuneReport& report) {
-  TuneTime total;
+io::TuneTime TotalTime(const TuneReport& report) {
+  io::TuneTime total;
   for (const auto& [name, time] : report.times) {
     total.ms += time.ms;
     total.dense_ms += time.dense_ms;
@@ -37,7 +37,7 @@ TuneTime TotalTime(const TuneReport& report) {
 }
 
 // Nothing was measured if all layers were there already.
-Json RatioJson(const TuneTime& time) { return time.dense_ms > 0 ? Json(time.ms / time.dense_ms) : Json(nullptr); }
+Json RatioJson(const io::TuneTime& time) { return time.dense_ms > 0 ? Json(time.ms / time.dense_ms) : Json(nullptr); }
 
 }  // namespace
 
@@ -58,7 +58,7 @@ std::string TuneText(const TuneReport& report) {
                static_cast<long long>(sum.int16), 100 * sum.sparsity, sum.worst_l1, sum.worst_pv_l1,
                time == report.times.end() ? "earlier" : Format("%.2f s", time->second.ms / 1e3).c_str());
   }
-  const TuneTime total = TotalTime(report);
+  const io::TuneTime total = TotalTime(report);
   if (total.dense_ms > 0) {
     text += Format("%.2f s in the library: %.2f times a dense int8 pass over the same tensors\n", total.ms / 1e3,
                    total.ms / total.dense_ms);
@@ -97,7 +97,7 @@ Json TuneJson(const TuneReport& report) {
                               {"time_ms", resumed ? Json(nullptr) : Json(time->second.ms)},
                               {"dense_ms", resumed ? Json(nullptr) : Json(time->second.dense_ms)}});
   }
-  const TuneTime total = TotalTime(report);
+  const io::TuneTime total = TotalTime(report);
   json["time_ms"] = total.ms;
   json["dense_ms"] = total.dense_ms;
   json["time_ratio"] = RatioJson(total);

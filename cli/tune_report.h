@@ -8,13 +8,9 @@
 
 #include "cli/report.h"
 #include "io/preset.h"
+#include "io/tuned.h"
 
 namespace sparge::cli {
-
-// Of one layer, against one dense int8 pass over all its samples and heads.
-struct TuneTime {
-  double ms = 0, dense_ms = 0;
-};
 
 struct TuneReport {
   std::string file;  // of the preset
@@ -22,7 +18,7 @@ struct TuneReport {
   int32_t threads = 0;
   double wall_ms = 0;  // with reading of files
   io::Preset preset;
-  std::map<std::string, TuneTime> times;  // of the layers that were not there from an earlier run
+  std::map<std::string, io::TuneTime> times;  // of the layers that were not there from an earlier run
 };
 
 std::string TuneText(const TuneReport& report);

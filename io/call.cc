@@ -124,19 +124,23 @@ std::optional<double> ScaleOf(const Metadata& metadata, const std::string& path)
   return value;
 }
 
+RecordedCall MakeCall(Tensor q, Tensor k, Tensor v, Metadata metadata, const std::string& name) {
+  RecordedCall call;
+  call.q = std::move(q);
+  call.k = std::move(k);
+  call.v = std::move(v);
+  call.metadata = std::move(metadata);
+  const TensorLabels labels = {name + ": tensor q", name + ": tensor k", name + ": tensor v"};
+  DescribeTensors(call.q, call.k, &call.v, labels, call.desc, call.args);
+  call.desc.causal = CausalOf(call.metadata, name).value_or(false) ? 1 : 0;
+  call.desc.scale = ScaleOf(call.metadata, name).value_or(0.0);
+  TakeGrid(name, call);
+  return call;
+}
+
 RecordedCall ReadCall(const std::string& path) {
   const Safetensors file = Safetensors::Read(path);
-  RecordedCall call;
-  call.q = file.Get("q");
-  call.k = file.Get("k");
-  call.v = file.Get("v");
-  call.metadata = file.metadata();
-  const TensorLabels labels = {path + ": tensor q", path + ": tensor k", path + ": tensor v"};
-  DescribeTensors(call.q, call.k, &call.v, labels, call.desc, call.args);
-  call.desc.causal = CausalOf(call.metadata, path).value_or(false) ? 1 : 0;
-  call.desc.scale = ScaleOf(call.metadata, path).value_or(0.0);
-  TakeGrid(path, call);
-  return call;
+  return MakeCall(file.Get("q"), file.Get("k"), file.Get("v"), file.metadata(), path);
 }
 
 }  // namespace sparge::io

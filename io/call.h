@@ -44,7 +44,8 @@ struct RecordedCall {
 };
 
 // As its metadata ask: `causal`, `scale`, and `grid` with `text_tokens` unless something keeps the tokens in their
-// order. Throws Error.
+// order. `name` is what messages call it. Throws Error.
+RecordedCall MakeCall(Tensor q, Tensor k, Tensor v, Metadata metadata, const std::string& name);
 RecordedCall ReadCall(const std::string& path);
 
 }  // namespace sparge::io

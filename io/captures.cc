@@ -6,9 +6,10 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
+#include <utility>
 
-#include "io/call.h"
 #include "io/tensor.h"
 
 namespace sparge::io {
@@ -19,7 +20,9 @@ namespace fs = std::filesystem;
 constexpr const char* kWanted = " (wanted: CAPTURES/LAYER/SAMPLE.safetensors)";
 constexpr const char* kNone = "no .safetensors files in this folder";
 
-bool IsCapture(const fs::path& path) { return path.extension() == ".safetensors"; }
+constexpr const char* kEnding = ".safetensors";
+
+bool IsCapture(const fs::path& path) { return path.extension() == kEnding; }
 
 // Entries of a folder by name; hidden ones left out.
 std::vector<fs::path> Entries(const fs::path& folder) {
@@ -44,7 +47,7 @@ void CheckName(const std::string& name, const std::string& path) {
 
 Capture CaptureAt(const fs::path& path) {
   CheckName(path.stem().string(), path.string());
-  return {path.stem().string(), path.string(), {}};
+  return {path.stem().string(), path.string(), {}, nullptr};
 }
 
 LayerCaptures LayerAt(const fs::path& folder, const std::string& name) {
@@ -118,7 +121,9 @@ void CheckFinite(const std::string& path, const char* name, const Tensor& tensor
 }
 
 void CheckCapture(Capture& capture, const LayerCaptures& layer, Digest& digest) {
-  const RecordedCall call = ReadCall(capture.path);
+  std::optional<RecordedCall> read;
+  if (!capture.call) read = ReadCall(capture.path);
+  const RecordedCall& call = capture.call ? *capture.call : *read;
   const PlanDesc& desc = call.desc;
   if (desc.q_tokens == 0 || desc.kv_tokens == 0) throw Error(capture.path, "has no tokens");
   CheckFinite(capture.path, "q", call.q);
@@ -180,6 +185,22 @@ Captures FindCaptures(const std::string& path) {
   if (folders.empty()) throw Error(path, std::string(kNone) + kWanted);
   for (const fs::path& folder : folders) captures.layers.push_back(LayerAt(folder, folder.filename().string()));
   return captures;
+}
+
+void AddCapture(const std::string& layer, const std::string& name, RecordedCall call, Captures& captures) {
+  CheckName(layer, layer);
+  CheckName(name, layer);
+  auto& layers = captures.layers;
+  const auto at = std::lower_bound(layers.begin(), layers.end(), layer,
+                                   [](const LayerCaptures& a, const std::string& b) { return a.name < b; });
+  const bool known = at != layers.end() && at->name == layer;
+  auto& among = (known ? at : layers.insert(at, {layer, {}}))->captures;
+  // Sorted as files are, with their ending.
+  Capture capture{name, layer + "/" + name + kEnding, {}, std::make_shared<const RecordedCall>(std::move(call))};
+  const auto place = std::lower_bound(among.begin(), among.end(), capture.path,
+                                      [](const Capture& a, const std::string& b) { return a.path < b; });
+  if (place != among.end() && place->name == name) throw Error(capture.path, "was recorded twice");
+  among.insert(place, std::move(capture));
 }
 
 std::string CheckCaptures(Captures& captures) {

@@ -19,6 +19,7 @@ enum class DType { F32, F16, BF16, U8, BOOL };
 class Error : public std::runtime_error {
  public:
   Error(std::string_view file, std::string_view what);
+  explicit Error(const std::string& line) : std::runtime_error(line) {}
 };
 
 // Row-major, little endian. An empty shape is a scalar (one element).

@@ -10,9 +10,9 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Collection, Iterator, Literal, Union
+from typing import TYPE_CHECKING, Any, Callable, Collection, Iterator, Literal, TypeVar, Union
 
-from . import _arrays, _safetensors
+from . import _arrays, _core, _safetensors
 from ._plain import Call, Inexpressible, Part, plain
 
 if TYPE_CHECKING:
@@ -25,34 +25,22 @@ DType = Literal["float16", "bfloat16", "float32"]
 
 _EXTENSION = ".safetensors"
 
+Self = TypeVar("Self", bound="_Recorder")
+
 
 class CaptureWarning(UserWarning):
     """Something was not captured, or takes much room."""
 
 
-class Capture:
-    """`with sparge.capture(model, "captures/") as c: model(...)` writes captures/LAYER/SAMPLE.safetensors.
-
-    While it is open, attention is exact. One forward pass is one sample, or one for each sequence of its batch;
-    numbers go on after those that are in the folder. Calls that a capture cannot hold are skipped, with one warning per
-    layer.
-
-    model       a torch.nn.Module; for a pipeline of diffusers, its transformer
-    folder      made if missing
-    layers      names of modules, or a function of a name; default all that attend
-    max_samples stop there; None = never
-    min_tokens  fewer queries than this (decoding) are not worth recording
-    every       record each `every`-th forward pass of those that are long enough
-    dtype       default float16, or the model's own type where values do not fit in it
-    sample      the names of samples begin so
-    """
+class _Recorder:
+    """Watches the layers of a model while it is open, and keeps what they are asked; see Capture."""
 
     MANY_BYTES = 4 << 30  # worth a warning
+    where = "the recording"  # what messages call it
 
     def __init__(
         self,
         model: torch.nn.Module,
-        folder: Union[str, os.PathLike[str]],
         *,
         layers: Layers = None,
         max_samples: int | None = None,
@@ -68,7 +56,6 @@ class Capture:
                 raise ValueError(f"{name}={value} is below 1")
         if sample.startswith(".") or "/" in sample or "\0" in sample:
             raise ValueError(f"sample={sample!r} is not the beginning of a file name that is not hidden")
-        self.folder = Path(folder)
         self.files = 0
         self.bytes = 0
         self.skipped: dict[str, str] = {}  # reasons by layer
@@ -96,17 +83,18 @@ class Capture:
         """Whether max_samples are there."""
         return self.max_samples is not None and self.samples >= self.max_samples
 
-    def __repr__(self) -> str:
-        written = f"{self.files} files, {self.bytes / 1e6:.1f} MB"
-        return f"<sparge.capture of {len(self._samples)} layers in {self.folder}: {written}>"
+    def _begin(self) -> int:
+        """The number of the first sample."""
+        return 0
+
+    def _keep(self, layer: str, name: str, tensors: dict[str, Any], metadata: dict[str, str]) -> int:
+        """One sample of a layer. Returns its bytes."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ opening and closing
 
-    def __enter__(self) -> Capture:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(self.folder, os.W_OK | os.X_OK):
-            raise PermissionError(13, "not writable", str(self.folder))
-        self._passes.index = _first_free(self.folder, self._prefix)
+    def __enter__(self: Self) -> Self:
+        self._passes.index = self._begin()
         import torch
 
         watcher = torch.compiler.disable(self._watch)  # type: ignore[no-untyped-call]
@@ -128,7 +116,7 @@ class Capture:
             if self._short:
                 why = f"{self._short} calls had fewer than min_tokens={self._min_tokens} queries"
             warnings.warn(
-                f"{self.folder}: nothing was captured: {why} (gradients, other devices than the CPU and attention that "
+                f"{self.where}: nothing was captured: {why} (gradients, other devices than the CPU and attention that "
                 "is not F.scaled_dot_product_attention are not seen)",
                 CaptureWarning,
                 stacklevel=2,
@@ -190,15 +178,8 @@ class Capture:
         size = sum(t.numel() * t.element_size() for t in tensors.values())
         if self.bytes < self.MANY_BYTES <= self.bytes + size:
             size_text = f"more than {self.MANY_BYTES / 2**30:.1f} GiB"
-            self._warn(f"{self.folder}: {size_text}; layers=, max_samples= and every= make it less")
-        folder = self.folder / layer
-        folder.mkdir(exist_ok=True)
-        try:
-            self.bytes += _safetensors.write(folder / (name + _EXTENSION), tensors, metadata)
-        except BaseException:
-            with contextlib.suppress(OSError):  # the command line refuses layers without samples
-                folder.rmdir()
-            raise
+            self._warn(f"{self.where}: {size_text}; layers=, max_samples= and every= make it less")
+        self.bytes += self._keep(layer, name, tensors, metadata)
         self.files += 1
         self._samples[layer] = self._samples.get(layer, 0) + 1
 
@@ -210,6 +191,61 @@ class Capture:
     @staticmethod
     def _warn(text: str) -> None:
         warnings.warn(text, CaptureWarning, stacklevel=3)
+
+
+class Capture(_Recorder):
+    """`with sparge.capture(model, "captures/") as c: model(...)` writes captures/LAYER/SAMPLE.safetensors.
+
+    While it is open, attention is exact. One forward pass is one sample, or one for each sequence of its batch;
+    numbers go on after those that are in the folder. Calls that a capture cannot hold are skipped, with one warning per
+    layer.
+
+    model       a torch.nn.Module; for a pipeline of diffusers, its transformer
+    folder      made if missing
+    layers      names of modules, or a function of a name; default all that attend
+    max_samples stop there; None = never
+    min_tokens  fewer queries than this (decoding) are not worth recording
+    every       record each `every`-th forward pass of those that are long enough
+    dtype       default float16, or the model's own type where values do not fit in it
+    sample      the names of samples begin so
+    """
+
+    def __init__(self, model: torch.nn.Module, folder: Union[str, os.PathLike[str]], **options: Any) -> None:
+        super().__init__(model, **options)
+        self.folder = Path(folder)
+        self.where = str(folder)
+
+    def __repr__(self) -> str:
+        written = f"{self.files} files, {self.bytes / 1e6:.1f} MB"
+        return f"<sparge.capture of {len(self._samples)} layers in {self.folder}: {written}>"
+
+    def _begin(self) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "not writable", str(self.folder))
+        return _first_free(self.folder, self._prefix)
+
+    def _keep(self, layer: str, name: str, tensors: dict[str, Any], metadata: dict[str, str]) -> int:
+        folder = self.folder / layer
+        folder.mkdir(exist_ok=True)
+        try:
+            return _safetensors.write(folder / (name + _EXTENSION), tensors, metadata)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the command line refuses layers without samples
+                folder.rmdir()
+            raise
+
+
+class _InMemory(_Recorder):
+    """The same without files, for sparge.tune."""
+
+    def __init__(self, model: torch.nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.recording = _core.Recording()
+
+    def _keep(self, layer: str, name: str, tensors: dict[str, Any], metadata: dict[str, str]) -> int:
+        q, k, v = (_arrays.torch_view(label, tensors[label]) for label in "qkv")
+        return self.recording.add(layer, name, q, k, v, metadata)
 
 
 def capture(model: torch.nn.Module, folder: Union[str, os.PathLike[str]], **options: Any) -> Capture:

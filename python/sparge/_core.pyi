@@ -1,6 +1,6 @@
 """The extension module; use the names of `sparge` instead."""
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 TARGET_L1: float
 PV_ROOM: float
@@ -12,9 +12,9 @@ FEW_QUERIES: int
 MIN_KEYS: int
 DENSE_TAIL: int
 TUNE_TARGET_L1: float
-TUNE_PV_ROOM: float
 TUNE_ROUND_L1: float
 TUNE_LEAST_L1: float
+TUNE_PV_ROOM: float
 
 class CallStats:
     def fields(self) -> dict[str, Any]: ...
@@ -57,6 +57,32 @@ class Layer:
     def save(self) -> bytes: ...
     def restore(self, data: bytes) -> None: ...
 
+class Recording:
+    def __init__(self) -> None: ...
+    def add(self, layer: str, name: str, q: Any, k: Any, v: Any, metadata: dict[str, str]) -> int: ...
+
+def tune_recording(
+    recording: Recording,
+    out: str,
+    target_l1: float,
+    pv_l1: float | None,
+    round_l1: float,
+    seed: int,
+    restart: bool,
+    threads: int,
+    progress: Callable[[int, int], None],
+) -> None: ...
+def tune_folder(
+    folder: str,
+    out: str,
+    target_l1: float,
+    pv_l1: float | None,
+    round_l1: float,
+    seed: int,
+    restart: bool,
+    threads: int,
+    progress: Callable[[int, int], None],
+) -> str: ...
 def attention(
     q: Any, k: Any, v: Any, out: Any, lse: Any, with_stats: bool, options: Any
 ) -> CallStats | None: ...

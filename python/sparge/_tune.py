@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Union
 
 from . import _core
-from ._capture import Capture, CaptureWarning, Layers
-from ._command import Bar, argument, run
+from ._capture import Capture, CaptureWarning, _InMemory, Layers, _Recorder
+from ._command import Bar
 from ._presets import Preset
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def tune(
     inputs: Iterable[Any] | None,
     target_l1: float = _core.TUNE_TARGET_L1,
     pv_l1: float | None = None,
-    round_l1: float | None = None,
+    round_l1: float = _core.TUNE_ROUND_L1,
     out: Union[str, os.PathLike[str]] = "preset.json",
     *,
     captures: Union[str, os.PathLike[str], None] = None,
@@ -40,14 +39,14 @@ def tune(
     """Finds the fastest parameters of each layer and head of `model` within error bounds, and writes them to `out`.
 
     The model runs on each of `inputs` (a mapping is passed as keyword arguments, a tuple as arguments, anything else as
-    one argument) while its attention is recorded; then `sparge tune` (docs/tuning.md) measures. Interrupted, the same
-    call continues: layers that are finished are kept in `out` + ".partial".
+    one argument) while its attention is recorded; then the library's tuner measures (docs/tuning.md). Interrupted, the
+    same call continues: layers that are finished are kept in `out` + ".partial".
 
     target_l1   relative L1 per head that selecting tiles may cost
     pv_l1       the same with PV skip; default 1.2 target_l1
-    round_l1    relative L1 of 8-bit arithmetic beyond which a head takes 16 bits; default 0.05
+    round_l1    relative L1 of 8-bit arithmetic beyond which a head takes 16 bits
     captures    keep the recording in this folder. If it is there already, it is used as it is and the model does not
-                run: model and inputs may then be None. Default: a temporary folder
+                run: model and inputs may then be None. Default: in memory
     seed        of sampled rows and held-out samples
     layers, max_samples, min_tokens, every, dtype   what is recorded: see sparge.capture
     restart     do not continue what an earlier call began
@@ -55,33 +54,34 @@ def tune(
     progress    show a bar, if tqdm is installed
     """
     out = Path(out)
-    bounds = {"--target-l1": target_l1, "--pv-l1": pv_l1, "--round-l1": round_l1}
-    _check(bounds, out)
+    _check({"target_l1": target_l1, "pv_l1": pv_l1, "round_l1": round_l1}, out)
     if threads is None and model is not None:
         import torch
 
         threads = torch.get_num_threads()
-    arguments = ["--seed", str(seed), *(["--restart"] if restart else []), "-o", str(out), "--json"]
-    for flag, value in {**bounds, "--threads": threads}.items():
-        if value is not None:
-            arguments += [flag, repr(value)]
     options = {"layers": layers, "max_samples": max_samples, **recording}
-    bar = Bar("recording", _count(inputs), progress)
-    with tempfile.TemporaryDirectory(prefix="sparge-captures-") as temporary, bar:
-        folder = Path(temporary) / "captures" if captures is None else Path(captures)
-        _record_once(model, inputs, folder, options, bar)
-        bar.restart("tuning")
-        run(["tune", argument(folder), *arguments], bar)
+    with Bar("recording", _count(inputs), progress) as bar:
+        bounds = (target_l1, pv_l1, round_l1, seed, restart, threads or 0, bar.at)
+        if captures is None:
+            recorded = _record_in_memory(model, inputs, options, bar)
+            bar.restart("tuning")
+            _core.tune_recording(recorded, os.fspath(out), *bounds)
+        else:
+            _record_once(model, inputs, Path(captures), options, bar)
+            bar.restart("tuning")
+            assumed = _core.tune_folder(os.fspath(captures), os.fspath(out), *bounds)
+            if assumed:
+                warnings.warn(assumed, CaptureWarning, stacklevel=2)
         bar.finish()
     return Preset.read(out)
 
 
 def _check(bounds: Mapping[str, float | None], out: Path) -> None:
-    """Before the model runs, what the command line would only refuse afterwards."""
-    for flag, value in bounds.items():
+    """Before the model runs, what the library would only refuse afterwards."""
+    for name, value in bounds.items():
         if value is not None and not _core.TUNE_LEAST_L1 <= value <= 1:
-            raise ValueError(f"{flag[2:].replace('-', '_')}={value} is outside {_core.TUNE_LEAST_L1:g}..1")
-    target_l1, pv_l1 = bounds["--target-l1"], bounds["--pv-l1"]
+            raise ValueError(f"{name}={value} is outside {_core.TUNE_LEAST_L1:g}..1")
+    target_l1, pv_l1 = bounds["target_l1"], bounds["pv_l1"]
     if pv_l1 is not None and target_l1 is not None and pv_l1 < target_l1:
         raise ValueError(
             f"pv_l1={pv_l1} is smaller than target_l1={target_l1}: PV skip adds to the error of the selection"
@@ -97,6 +97,16 @@ def _count(inputs: Iterable[Any] | None) -> int | None:
         return len(inputs)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def _record_in_memory(
+    model: torch.nn.Module | None, inputs: Iterable[Any] | None, options: Mapping[str, Any], bar: Bar
+) -> _core.Recording:
+    if model is None or inputs is None:
+        raise ValueError("model and inputs are needed, or captures= with a recording")
+    recorder = _InMemory(model, **options)
+    _record(model, inputs, recorder, bar)
+    return recorder.recording
 
 
 def _record_once(
@@ -116,10 +126,7 @@ def _record_once(
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        recorded = _record(model, inputs, Capture(model, unfinished, **options), bar)
-        if recorded.files == 0:
-            reasons = "; ".join(f"{layer}: {reason}" for layer, reason in list(recorded.skipped.items())[:3])
-            raise ValueError(f"nothing was captured of {type(model).__name__}" + (f" ({reasons})" if reasons else ""))
+        _record(model, inputs, Capture(model, unfinished, **options), bar)
         if folder.is_dir():
             folder.rmdir()
         unfinished.rename(folder)
@@ -127,7 +134,7 @@ def _record_once(
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _record(model: torch.nn.Module, inputs: Iterable[Any], recording: Capture, bar: Bar) -> Capture:
+def _record(model: torch.nn.Module, inputs: Iterable[Any], recording: _Recorder, bar: Bar) -> None:
     import torch
 
     total = _count(inputs)
@@ -144,19 +151,34 @@ def _record(model: torch.nn.Module, inputs: Iterable[Any], recording: Capture, b
                 break
             if number == 1 and total is not None:
                 _warn_of_size(recording, total - 1)
-    return recording
+    if recording.files == 0:
+        reasons = "; ".join(f"{layer}: {reason}" for layer, reason in list(recording.skipped.items())[:3])
+        raise ValueError(f"nothing was captured of {type(model).__name__}" + (f" ({reasons})" if reasons else ""))
 
 
-def _warn_of_size(recording: Capture, passes: int) -> None:
+def _free_memory() -> int:
+    """Bytes that a process may take without hurting others; what nobody knows is taken for much."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 1 << 62
+
+
+def _warn_of_size(recording: _Recorder, passes: int) -> None:
     """After the first of several inputs of about the same size."""
     expected = recording.bytes * passes / recording.every
     if recording.max_samples is not None:
         expected = min(expected, recording.bytes * (recording.max_samples / max(recording.samples, 1) - 1))
-    free = shutil.disk_usage(recording.folder).free
+    if isinstance(recording, Capture):
+        free, where = shutil.disk_usage(recording.folder).free, f"in {recording.folder}"
+        ways = "captures= puts it elsewhere"
+    else:
+        free, where, ways = _free_memory(), "of memory", "captures= puts it into files"
     if expected > _SMALL_SHARE * free or expected > recording.MANY_BYTES:
         warnings.warn(
-            f"the recording will take about {expected / 1e9:.1f} GB more in {recording.folder} ({free / 1e9:.1f} GB "
-            "are free); layers=, max_samples= and every= make it less, captures= puts it elsewhere",
+            f"the recording will take about {expected / 1e9:.1f} GB more {where} ({free / 1e9:.1f} GB are free); "
+            f"layers=, max_samples= and every= make it less, {ways}",
             CaptureWarning,
             stacklevel=5,
         )

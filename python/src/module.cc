@@ -13,6 +13,7 @@
 #include "python/src/engine.h"
 #include "python/src/layer.h"
 #include "python/src/options.h"
+#include "python/src/tune.h"
 
 namespace sparge::python {
 namespace {
@@ -256,6 +257,7 @@ NB_MODULE(_core, m) {
       .def("set_bounds", &Calibration::SetBounds, nb::arg("head"), nb::arg("target_l1"), nb::arg("pv_l1"));
 
   BindLayer(m);
+  BindTune(m);
   m.def("attention", &Attention, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse").none(),
         nb::arg("with_stats"), nb::arg("options"));
   m.def("predict", &Predict, nb::arg("q"), nb::arg("k"), nb::arg("map"), nb::arg("options"));

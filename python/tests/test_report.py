@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import html
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
 import webbrowser
 from html.parser import HTMLParser
 from pathlib import Path
@@ -115,3 +121,47 @@ def test_errors_are_those_of_the_program(captures: Path, tmp_path: Path) -> None
     with pytest.raises(sparge.CommandError, match="page.txt"):
         sparge.report(captures, out=tmp_path / "page.txt", progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_program(captures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARGE_PROGRAM", str(tmp_path / "missing"))
+    with pytest.raises(sparge.CommandError, match="missing: cannot be started"):
+        sparge.report(captures, progress=False)
+
+
+INTERRUPTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore Ctrl-C
+import sparge
+sparge.report("captures", out="page.html", progress=False)
+"""
+
+
+def test_interrupted_ends_the_child(tmp_path: Path) -> None:
+    """A program that tells its process number and then waits stands for one that is at work."""
+    program = tmp_path / "program"
+    pid = tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\necho $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60\n")
+    program.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(sparge.__file__).parents[1]),
+        "SPARGE_PROGRAM": str(program),
+    }
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(INTERRUPTED)],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not pid.exists():
+        assert parent.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    child = int(pid.read_text())
+    parent.send_signal(signal.SIGINT)
+    _, said = parent.communicate(timeout=180)
+    assert said.rstrip().endswith("KeyboardInterrupt")
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import textwrap
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Iterator
 
 import pytest
 
@@ -21,8 +17,6 @@ import sparge.torch  # noqa: E402
 from sparge import _command  # noqa: E402
 from sparge._presets import PresetError  # noqa: E402
 from test_capture import TOKENS, Model, names, tokens  # noqa: E402
-
-SOURCE = Path(sparge.__file__).parents[1]
 
 
 def inputs(count: int = 3) -> list[Any]:
@@ -60,6 +54,15 @@ def test_same_call_same_file(tmp_path: Path, model: Any) -> None:
     for name in ("a.json", "b.json"):
         sparge.tune(model, inputs(), out=tmp_path / name, progress=False)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_memory_and_files_give_the_same_file(tmp_path: Path, model: Any) -> None:
+    batch = [torch.cat(inputs(3)), *inputs(1)]  # samples 0000-0, 0000-1, 0000-2 and 0001
+    sparge.tune(model, batch, out=tmp_path / "memory.json", progress=False)
+    sparge.tune(model, batch, out=tmp_path / "files.json", captures=tmp_path / "captures", progress=False)
+    assert (tmp_path / "memory.json").read_bytes() == (tmp_path / "files.json").read_bytes()
+    layer = json.loads((tmp_path / "memory.json").read_text())["layers"]["first"]
+    assert sorted(layer["samples"] + layer["held_out"]) == ["0000-0", "0000-1", "0000-2", "0001"]
 
 
 def test_captures_are_kept_and_used_again(tmp_path: Path, model: Any) -> None:
@@ -164,96 +167,106 @@ def test_a_model_that_fails_leaves_no_half_recording(tmp_path: Path, model: Any)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_errors_of_the_program_are_its_own_line(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_belong_together_is_refused(
+    tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "preset.json"
     (tmp_path / "preset.json.partial").write_text("{}")
-    with pytest.raises(sparge.CommandError, match=r"^sparge tune: .*preset.json.partial.*--restart to begin anew$"):
+    with pytest.raises(ValueError, match=r"preset.json.partial: .*; delete it or give restart=True to begin anew$"):
         sparge.tune(model, inputs(1), out=out, progress=False)
+    monkeypatch.setenv("SPARGE_PROGRAM", str(tmp_path / "missing"))  # no other program is needed
     sparge.tune(model, inputs(1), out=out, restart=True, progress=False)
-    monkeypatch.setenv("SPARGE_PROGRAM", str(tmp_path / "missing"))
-    with pytest.raises(sparge.CommandError, match="missing: cannot be started"):
-        sparge.tune(model, inputs(1), out=out, progress=False)
+    assert names(tmp_path) == ["preset.json"]
+    with pytest.raises(ValueError, match="^threads=-1 is outside"):
+        sparge.tune(model, inputs(1), out=out, threads=-1, progress=False)
+    (tmp_path / "captures" / "first").mkdir(parents=True)
+    with pytest.raises(ValueError, match="captures/first: no .safetensors files"):
+        sparge.tune(None, None, out=out, captures=tmp_path / "captures", progress=False)
+    with pytest.raises(ValueError, match="^model and inputs are needed"):
+        sparge.tune(None, None, out=out, progress=False)
 
 
-def test_size_is_said_after_the_first_input(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparge._capture.Capture, "MANY_BYTES", 500_000)
+@pytest.mark.parametrize("files", [False, True])
+def test_size_is_said_after_the_first_input(
+    tmp_path: Path, model: Any, files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparge._capture._Recorder, "MANY_BYTES", 500_000)
     each = 2 * 3 * 2 * TOKENS * 32 * 2  # layers, tensors, heads, tokens, head size, bytes of fp16
+    captures = tmp_path / "c" if files else None
     with pytest.warns(sparge.CaptureWarning) as caught:
-        sparge.tune(model, inputs(4), out=tmp_path / "preset.json", progress=False)
+        sparge.tune(model, inputs(4), out=tmp_path / "preset.json", captures=captures, progress=False)
     first = str(caught[0].message)
-    assert f"about {3 * each / 1e9:.1f} GB more" in first and "captures= puts it elsewhere" in first
+    assert f"about {3 * each / 1e9:.1f} GB more {'in' if files else 'of memory'}" in first
+    assert ("captures= puts it elsewhere" if files else "captures= puts it into files") in first
 
 
-INTERRUPTED = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore Ctrl-C
-import sys, torch, sparge
-sys.path.insert(0, {tests!r})
-from test_tune import Model, inputs
-torch.manual_seed(1)
-model = Model()
-sparge.tune(model, inputs(), out="preset.json", captures="captures", progress=False)
-"""
+# ------------------------------------------------------------------ stopping
 
 
-def start(folder: Path, program: Path | None = None) -> subprocess.Popen[str]:
-    code = textwrap.dedent(INTERRUPTED.format(tests=str(Path(__file__).parent)))
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), **({"SPARGE_PROGRAM": str(program)} if program else {})}
-    return subprocess.Popen(
-        [sys.executable, "-c", code], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
-    )
+def stop_at(monkeypatch: pytest.MonkeyPatch, share: float, stop: Callable[[], None]) -> list[tuple[int, int]]:
+    """Calls `stop` when that share of the steps is done. Returns what the bar was told, to be filled."""
+    told: list[tuple[int, int]] = []
+
+    def at(bar: Any, done: int, total: int | None = None) -> None:
+        if total is None:  # still recording
+            return
+        told.append((done, total))
+        if done >= share * total:
+            stop()
+
+    monkeypatch.setattr(_command.Bar, "at", at)
+    return told
 
 
-def test_interrupted_ends_the_child_and_continues(tmp_path: Path, model: Any) -> None:
-    """A program that tells its process number and then waits stands for one that is at work."""
-    program = tmp_path / "program"
-    pid = tmp_path / "pid"
-    program.write_text(f"#!/bin/sh\necho $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60\n")
-    program.chmod(0o755)
-    work = tmp_path / "work"
-    work.mkdir()
-    parent = start(work, program)
-    deadline = time.monotonic() + 60
-    while not pid.exists():
-        assert parent.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    child = int(pid.read_text())
-    parent.send_signal(signal.SIGINT)
-    _, said = parent.communicate(timeout=180)
-    assert said.rstrip().endswith("KeyboardInterrupt")
-    with pytest.raises(ProcessLookupError):
-        os.kill(child, 0)
-    again = start(work)  # the same call
-    _, said = again.communicate(timeout=60)
-    assert again.returncode == 0, said
-    assert sorted(sparge.Preset.read(work / "preset.json").layers) == ["first", "second"]
-    assert sorted(path.name for path in work.iterdir()) == ["captures", "preset.json"]
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
-def test_partial_file_is_continued(tmp_path: Path, model: Any) -> None:
-    """One layer finished by an earlier call: it is taken over, not measured again."""
-    kept, out = tmp_path / "captures", tmp_path / "preset.json"
-    sparge.tune(model, inputs(), out=out, captures=kept, progress=False)
-    whole = out.read_bytes()
-    content = json.loads(whole)
-    program = _command._program.path()
-    stopped = stop_after_first_layer(program, kept, tmp_path)
-    if not stopped:
-        pytest.skip("tuning was over before it could be stopped")
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Tests that run in the background ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_interrupted_and_continued(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the steps are the first layer: it is taken over, not measured again."""
+    out = tmp_path / "preset.json"
+    sparge.tune(model, inputs(), out=tmp_path / "whole.json", progress=False)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        told = stop_at(patch, 0.6, ctrl_c)
+        sparge.tune(model, inputs(), out=out, progress=False)
+    assert names(tmp_path) == ["preset.json.partial", "whole.json"]
+    assert list(json.loads((tmp_path / "preset.json.partial").read_text())["layers"]) == ["first"]
     with pytest.raises(PresetError, match="not finished"):
-        sparge.Preset.read(tmp_path / "stopped.json.partial")
-    # Recorded anew, to the same bits: else the program would refuse to mix.
-    sparge.tune(model, inputs(), out=tmp_path / "stopped.json", progress=False)
-    assert json.loads((tmp_path / "stopped.json").read_text())["layers"] == content["layers"]
+        sparge.Preset.read(tmp_path / "preset.json.partial")
+    # Recorded anew, and into files, to the same bits: else it would refuse to mix.
+    with monkeypatch.context() as patch:
+        again = stop_at(patch, 2, ctrl_c)
+        sparge.tune(model, inputs(), out=out, captures=tmp_path / "captures", progress=False)
+    assert again[-1] == (told[0][1] // 2, told[0][1] // 2)
+    assert out.read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert not (tmp_path / "preset.json.partial").exists()
 
 
-def stop_after_first_layer(program: Path, captures: Path, folder: Path) -> bool:
-    """Whether `sparge tune` could be ended between its first and its last layer."""
-    partial = folder / "stopped.json.partial"
-    command = [program, "tune", captures, "-o", folder / "stopped.json", "--threads", "1"]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while child.poll() is None and not partial.exists():
-        pass
-    child.terminate()
-    child.wait(30)
-    return partial.exists()
+def test_what_the_bar_raises_ends_the_work(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a bar that broke")
+
+    stop_at(monkeypatch, 0, fail)
+    with pytest.raises(ZeroDivisionError, match="a bar that broke"):
+        sparge.tune(model, inputs(1), out=tmp_path / "preset.json", progress=False)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_other_bounds_do_not_mix(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "preset.json"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_at(patch, 0.6, ctrl_c)
+        sparge.tune(model, inputs(), out=out, progress=False)
+    for other, message in (({"seed": 5}, "other options"), ({"max_samples": 2}, "other captures")):
+        with pytest.raises(ValueError, match=f"preset.json.partial: was begun with {message}.*restart=True"):
+            sparge.tune(model, inputs(), out=out, progress=False, **other)
