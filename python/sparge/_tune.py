@@ -44,7 +44,7 @@ def tune(
 
     target_l1   relative L1 per head that selecting tiles may cost
     pv_l1       the same with PV skip; default 1.2 target_l1
-    round_l1    relative L1 of 8-bit arithmetic beyond which a head takes 16 bits
+    round_l1    relative L1 of 8-bit arithmetic beyond which a head takes 16 bits; default 0.05
     captures    keep the recording in this folder. If it is there already, it is used as it is and the model does not
                 run: model and inputs may then be None. Default: in memory
     seed        of sampled rows and held-out samples

@@ -217,11 +217,6 @@ void ExportDefaults(nb::module_& m) {
   const LayerDesc layer;
   m.attr("MIN_KEYS") = layer.min_keys;
   m.attr("DENSE_TAIL") = layer.dense_tail;
-  const TunerDesc tuner;
-  m.attr("TUNE_TARGET_L1") = tuner.target_l1;
-  m.attr("TUNE_PV_ROOM") = SPARGE_TUNE_PV_ROOM;
-  m.attr("TUNE_ROUND_L1") = tuner.round_l1;
-  m.attr("TUNE_LEAST_L1") = SPARGE_TUNE_LEAST_L1;
 }
 
 // A failed call of the library, or a file that cannot be read, as the Python exception that fits.
