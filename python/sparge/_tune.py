@@ -160,7 +160,7 @@ def _free_memory() -> int:
     """Bytes that a process may take without hurting others; what nobody knows is taken for much."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+            return next(int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return 1 << 62
 
