@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "io/layer_preset.h"
+
 namespace sparge::ggml {
 namespace {
 
@@ -35,24 +37,9 @@ const io::PresetLayer& FindPresetLayer(const io::Preset& preset, const std::stri
 
 std::unique_ptr<Layer> MakePresetLayer(const Settings& settings, const std::string& name) {
   const io::PresetLayer& entry = FindPresetLayer(*settings.preset, settings.preset_path, name);
-  std::vector<sparge_head_params> heads;
-  std::vector<sparge_precision> precision;
-  LayerPreset preset;
-  preset.q_heads = entry.q_heads;
-  preset.kv_heads = entry.kv_heads;
-  preset.qk_dim = entry.qk_dim;
-  preset.v_dim = entry.v_dim;
-  preset.causal = entry.causal ? 1 : 0;
-  preset.predictor = settings.preset->predictor;
-  for (const io::PresetHead& head : entry.heads) {
-    heads.push_back(head.params);
-    precision.push_back(head.precision);
-    if (!head.dense()) preset.select = head.select;
-  }
-  preset.heads = heads.data();
-  preset.head_precision = precision.data();
+  const io::LayerPreset preset(*settings.preset, entry);
   LayerDesc desc = Describe(settings);
-  desc.preset = &preset;
+  desc.preset = preset.get();
   return std::make_unique<Layer>(desc);
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "io/layer_preset.h"
 #include "io/preset.h"
 #include "io/tensor.h"
 #include "python/src/call.h"
@@ -59,31 +60,6 @@ nb::dict DescribeLayer(const PresetFile& file, const std::string& name) {
   return d;
 }
 
-// A layer of a preset as the library takes it.
-struct PresetOfLayer {
-  LayerPreset preset;
-  std::vector<sparge_head_params> heads;
-  std::vector<sparge_precision> precision;
-
-  PresetOfLayer(const PresetFile& file, const std::string& name) {
-    const io::PresetLayer& layer = io::FindLayer(file.preset, name, file.name);
-    preset.q_heads = layer.q_heads;
-    preset.kv_heads = layer.kv_heads;
-    preset.qk_dim = layer.qk_dim;
-    preset.v_dim = layer.v_dim;
-    preset.causal = layer.causal ? 1 : 0;
-    preset.select = SPARGE_SELECT_ALL;
-    for (const io::PresetHead& head : layer.heads) {
-      if (!head.dense()) preset.select = head.select;  // one rule for all; parameters of dense heads keep everything
-      heads.push_back(head.params);
-      precision.push_back(head.precision);
-    }
-    if (preset.select != SPARGE_SELECT_ALL) preset.predictor = file.preset.predictor;
-    preset.heads = heads.data();
-    preset.head_precision = precision.data();
-  }
-};
-
 // ------------------------------------------------------------------ layers
 
 void InitLayer(Layer* self, double target_l1, std::optional<double> pv_l1, double round_l1, uint64_t seed,
@@ -99,10 +75,11 @@ void InitLayer(Layer* self, double target_l1, std::optional<double> pv_l1, doubl
   desc.keep_keys = keep_keys ? 1 : 0;
   desc.min_keys = min_keys;
   desc.dense_tail = dense_tail;
-  std::optional<PresetOfLayer> tuned;
+  std::optional<io::LayerPreset> tuned;
   if (!preset.is_none()) {
-    tuned.emplace(nb::cast<const PresetFile&>(preset), name);
-    desc.preset = &tuned->preset;
+    const auto& file = nb::cast<const PresetFile&>(preset);
+    tuned.emplace(file.preset, io::FindLayer(file.preset, name, file.name));
+    desc.preset = tuned->get();
   }
   new (self) Layer(desc);
 }
