@@ -12,6 +12,12 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/spargeConfig.cmake ${CMAKE_CURRENT_BIN
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
 # Relative to its own place, so that it stays true under `cmake --install --prefix`.
 file(RELATIVE_PATH SPARGE_PC_UP /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
+# What a C program that links the archive must add: the run-time libraries of C++, under the names that this compiler has.
+set(SPARGE_PC_CXX ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
+list(FILTER SPARGE_PC_CXX INCLUDE REGEX "^(stdc\\+\\+|c\\+\\+|m)$")
+list(REMOVE_DUPLICATES SPARGE_PC_CXX)
+list(TRANSFORM SPARGE_PC_CXX PREPEND -l)
+list(JOIN SPARGE_PC_CXX " " SPARGE_PC_CXX)
 configure_file(cmake/sparge.pc.in ${CMAKE_CURRENT_BINARY_DIR}/sparge.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sparge.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 if(SPARGE_CLI)

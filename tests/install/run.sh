@@ -23,7 +23,10 @@ cmake --build "$work/consumer" >>"$work/log"
 
 echo "-- pkg-config"
 pc=$(dirname "$(find "$prefix" -name sparge.pc)")
-read -ra flags <<<"$(PKG_CONFIG_PATH=$pc pkg-config --cflags --libs sparge)"
+# An archive names the libraries that it needs only when asked.
+form=()
+[[ -n $(find "$prefix" -name 'libsparge.so') ]] || form=(--static)
+read -ra flags <<<"$(PKG_CONFIG_PATH=$pc pkg-config "${form[@]}" --cflags --libs sparge)"
 "$cc" -std=c11 -Wall -Wextra -Wpedantic -Werror "$source/tests/install/consumer.c" "${flags[@]}" -lm -o "$work/consumer_pc"
 LD_LIBRARY_PATH=$(dirname "$pc") "$work/consumer_pc"
 
