@@ -166,6 +166,10 @@ TEST(Alibi, SumsOfPoolsHaveTheWholeDistance) {
   }
   for (size_t i = 0; i < sums[0].size(); ++i) {
     const double slope = slopes[i / (sums[0].size() / 2)];
+    if (std::isinf(sums[0][i])) {  // a place for a query of its own, and there is none
+      EXPECT_EQ(sums[1][i], sums[0][i]);
+      continue;
+    }
     EXPECT_NEAR(sums[1][i], sums[0][i] - slope * 0x1p20, 1e-6);
     EXPECT_NEAR(sums[2][i], sums[0][i] - slope * (0x1p40 - 512), 1e-3);  // a double has 52 bits
   }

@@ -96,7 +96,9 @@ TEST(Calibration, EstimatesAreTheErrorsAndBoundsHold) {
         EXPECT_EQ(head.precision, SPARGE_PRECISION_INT8);
         // Six standard errors, and a hundredth for what sums of tiles and the kernel's recurrence round differently.
         EXPECT_NEAR(HeadL1(plain.o, dense, h), head.l1, 6 * head.l1_error + 0.01 * head.l1 + 1e-4) << "head " << h;
-        EXPECT_NEAR(HeadL1(skipped.o, dense, h), head.pv_l1, 6 * head.pv_l1_error + 0.01 * head.pv_l1 + 1e-4);
+        // Rows of a sample drop a tile each by itself, and in a run a row group only together: that is less.
+        EXPECT_LE(HeadL1(skipped.o, dense, h), head.pv_l1 + 6 * head.pv_l1_error + 0.01 * head.pv_l1 + 1e-4);
+        EXPECT_GE(HeadL1(skipped.o, dense, h), HeadL1(plain.o, dense, h) - 1e-3);
         // The estimate plus a standard error is within the bound, and the truth within three of the estimate.
         EXPECT_LE(HeadL1(plain.o, dense, h), 0.05 + 2 * head.l1_error);
         EXPECT_LE(HeadL1(skipped.o, dense, h), 0.06 + 2 * head.pv_l1_error);
@@ -158,6 +160,80 @@ TEST(Calibration, FollowsAChange) {
   const Result result = RunChosen(context, flat, calibration, true);
   for (int64_t h = 0; h < 4; ++h) EXPECT_LE(HeadL1(result.o, dense, h), 0.05 * 1.2);
   EXPECT_LT(calibration.Head(0).sparsity, before);
+}
+
+// Whatever was learned before: the first call on another input is within twice the bound, or dense; the second within
+// 1.2 times. Values of mean 2 have far larger outputs than those of mean 0, and must not outvote them.
+TEST(Calibration, AChangeIsNoticedInTheCallThatBringsIt) {
+  const Context context(2);
+  const double bound = 0.02, pv_bound = 0.025;
+  const auto made = [](uint32_t seed, float sharp, float mean) {
+    Problem p = Structured(2048, seed, sharp);
+    p.desc.causal = 1;
+    p.v.Fill([old = p.v, mean](int64_t b, int64_t h, int64_t t, int64_t d) { return mean + old.Get(b, h, t, d); });
+    return p;
+  };
+  for (const int calls : {1, 4, 24}) {
+    Calibration calibration(Bounds(4, bound, pv_bound));
+    double skipped = 0;
+    for (int call = 0; call < calls; ++call) {
+      const Problem p = made(100 + static_cast<uint32_t>(call), 6.0f, 2.0f);
+      skipped = RunProblem(context, Automatic(p, calibration)).stats.sparsity();
+    }
+    EXPECT_GT(skipped, 0.2) << "nothing was learned that could be wrong";
+    for (int call = 0; call < 4; ++call) {
+      const Problem p = made(200 + static_cast<uint32_t>(call), 1.0f, 0.0f);
+      const Result result = RunProblem(context, Automatic(p, calibration));
+      const TestTensor dense = RunDense(context, p, SPARGE_PRECISION_INT8).o;
+      for (int64_t h = 0; h < 4; ++h) {
+        EXPECT_LE(HeadL1(result.o, dense, h), (call == 0 ? 2.0 : 1.2) * pv_bound)
+            << "after " << calls << " calls, call " << call << ", head " << h;
+      }
+    }
+  }
+}
+
+// A few rows want one far key each, of a large value, in heads that are local otherwise: the mean of a pool hides them.
+TEST(Calibration, NeedlesAreNotLost) {
+  const Context context(2);
+  const int64_t tokens = 2048;
+  int heads = 0, beyond = 0;
+  for (const int needles : {1, 3, 5, 19}) {
+    for (const bool together : {true, false}) {
+      SCOPED_TRACE(std::to_string(needles) + (together ? " in one block" : " anywhere"));
+      Problem p = Structured(tokens, 40 + static_cast<uint32_t>(needles));
+      p.desc.causal = 1;
+      p.q.Fill([&p, noise = p.q](int64_t b, int64_t h, int64_t t, int64_t d) {
+        return 2.0f * p.k.Get(b, h / 2, t, d) + 0.05f * noise.Get(b, h, t, d);
+      });
+      for (int n = 0; n < needles; ++n) {
+        const int64_t row = together ? 1664 + 6 * n : 1100 + 47 * n;
+        const int64_t key = 70 + 41 * n;
+        for (int64_t h = 0; h < 4; ++h) {
+          double norm = 0;
+          for (int64_t d = 0; d < p.shape.qk_dim; ++d) norm += std::pow(p.k.Get(0, h / 2, key, d), 2);
+          // So strong that the key has a score of 60: beside it nothing has weight.
+          const double gain = 60 * std::sqrt(static_cast<double>(p.shape.qk_dim)) / norm;
+          for (int64_t d = 0; d < p.shape.qk_dim; ++d) {
+            p.q.Set(0, h, row, d, static_cast<float>(gain) * p.k.Get(0, h / 2, key, d));
+          }
+        }
+        for (int64_t h = 0; h < 2; ++h) {
+          for (int64_t d = 0; d < p.shape.v_dim; ++d)
+            p.v.Set(0, h, key, d, (together ? 100 : 8) * p.v.Get(0, h, key, d));
+        }
+      }
+      Calibration calibration(Bounds(4, 0.02, 0.025));
+      const Result result = RunProblem(context, Automatic(p, calibration));
+      const TestTensor dense = RunDense(context, p, SPARGE_PRECISION_INT8).o;
+      for (int64_t h = 0; h < 4; ++h, ++heads) {
+        EXPECT_LE(HeadL1(result.o, dense, h), 3 * 0.025) << h;
+        beyond += HeadL1(result.o, dense, h) > 1.2 * 0.025;
+      }
+      EXPECT_GT(result.stats.sparsity(), 0.1) << "everything was computed: the test says nothing";
+    }
+  }
+  EXPECT_LE(beyond, heads / 32);
 }
 
 TEST(Calibration, SameSeedSameChoiceWhateverTheThreads) {
@@ -320,10 +396,12 @@ TEST(Calibration, MasksSinksAndFewQueries) {
   for (int i = 0; i < 4; ++i) Calibrate(context, automatic, 1);
   const TestTensor dense = RunDense(context, p, SPARGE_PRECISION_INT8).o;
   const Result chosen = RunChosen(context, p, calibration, true);
+  const Result unskipped = RunChosen(context, p, calibration, false);
   EXPECT_GT(chosen.stats.sparsity(), 0.1);
   for (int64_t h = 0; h < 4; ++h) {
     const HeadEstimate head = calibration.Head(h);
-    EXPECT_NEAR(HeadL1(chosen.o, dense, h), head.pv_l1, 6 * head.pv_l1_error + 0.01 * head.pv_l1 + 1e-4) << h;
+    EXPECT_NEAR(HeadL1(unskipped.o, dense, h), head.l1, 6 * head.l1_error + 0.01 * head.l1 + 1e-4) << h;
+    EXPECT_LE(HeadL1(chosen.o, dense, h), head.pv_l1 + 6 * head.pv_l1_error + 0.01 * head.pv_l1 + 1e-4) << h;
   }
   // One query goes straight to the tensors and needs no calibration.
   Problem one({.q_heads = 4, .kv_heads = 2, .q_tokens = 1, .kv_tokens = 700});

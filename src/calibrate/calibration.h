@@ -1,11 +1,13 @@
 // What a calibration knows: for each head, how much error each choice of (theta, tau) and of lambda costs and how much
-// work it saves, as sums over measured samples; and the choice that follows. Numbers only: a
-// device takes the samples (sampling.h says where).
+// work it saves, as sums over measured rows; and the choice that follows. Numbers only: a device takes the samples
+// (sampling.h says where).
 //
-// A sample is a few rows of one query block. Its dense result is known, and the result under every tau and lambda of a
-// fixed grid, so that one pass over the tiles measures the whole frontier. The relative L1 of a head is estimated as
-// sum of errors / sum of sizes, with the standard error of such a ratio; and since one prompt differs from another, the
-// spread of that ratio between calls is followed as well.
+// A sample is a few rows of a head, far from each other. The dense result of a row is known, and its result under every
+// tau and lambda of a fixed grid, so that one pass over the tiles measures the whole frontier.
+//
+// A call is measured before its tiles are skipped. Rows of this call that agree with those of earlier calls add to what
+// is known; rows that disagree take its weight; and where they say that the choice is beyond the bound, all that was
+// known is forgotten: the head is measured as if it were new, in this same call.
 #ifndef SPARGE_SRC_CALIBRATE_CALIBRATION_H_
 #define SPARGE_SRC_CALIBRATE_CALIBRATION_H_
 
@@ -15,7 +17,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <vector>
+
+#include "src/calibrate/sums.h"
 
 namespace sparge::impl {
 
@@ -42,57 +47,42 @@ struct Cell {
   bool operator==(const Cell&) const = default;
 };
 
-// Where to measure: some rows of a query block (Plan::QueryBlock), from first_row on.
+// Where to measure: `count` queries of a sequence and head, `step` apart.
 struct Sample {
   uint64_t call;
-  int64_t head, row, first_row;
+  int64_t head, sequence, first, step, count;
   double keys;      // of the longest sequence of the call
   Cell cell;        // lambda is measured at this choice of theta and tau
   bool with_skips;  // there is such a choice
   bool with_rounding;
 };
 
-// What a sample says. Sizes and errors are sums of absolute values over the rows; tiles and groups are counts.
-struct SampleResult {
-  bool valid;  // false: something was not finite, or no query saw a key
-  double similarity;
-  double size;
-  double tiles;
-  std::array<double, kTaus> error, kept;
-  std::array<double, kSkips> skip_error, skip_groups;
-  double round_error, round_size;
+// What a row says. Sizes and errors are sums of absolute values over its channels.
+struct RowResult {
+  bool valid;  // false: something was not finite, or the query saw no key
+  float similarity;
+  float size;
+  float tiles;                                      // visible ones
+  std::array<float, kTaus> error, kept;             // by tau; kept tiles
+  std::array<float, kSkips> skip_error, skip_kept;  // by lambda
+  float round_error, round_size;
 };
-
-// Sums for a ratio of means, sum of errors / sum of sizes; `2` are squares, `cross` is error * size. `call` sums the
-// call at hand, `calls` the squares of such sums. Sizes are shared by all choices of a head.
-struct SizeSums {
-  double count = 0, size = 0, size2 = 0;
-  double calls = 0, call = 0, calls2 = 0;
-};
-struct ErrorSums {
-  double error = 0, error2 = 0, cross = 0, cost = 0;
-  double call = 0, calls2 = 0, calls_cross = 0;
-};
-struct Estimate {
-  double value;   // the ratio
-  double error;   // its standard error
-  double spread;  // its standard deviation from call to call; 0 while there are fewer than three
-};
-Estimate EstimateRatio(const SizeSums& sizes, const ErrorSums& errors);
 
 struct HeadRecord {
   double target_l1, pv_l1;
-  double call = 0;  // of the last sample, counted from 1
-  double keys = 0;  // the most of a sample so far
-  // Of the last two dozen samples, older ones fading: what was chosen, as it turns out.
-  double recent_count = 0, recent_error = 0, recent_size = 0;
-  // theta, tau
-  SizeSums sizes;
-  double tiles = 0;
-  std::array<std::array<ErrorSums, kTaus>, kThetas> cells{};
+  double call = 0;    // of the last sample, counted from 1
+  double judged = 0;  // the call that was last compared with earlier ones
+  double keys = 0;    // the most of a sample so far
+  // theta, tau. The call at hand by the largest theta that a row's block is alike at.
+  SizeHistory sizes;
+  std::array<std::array<ErrorSums, kTaus>, kThetas> now{};
+  std::array<double, kThetas> tiles_now{};
+  std::array<std::array<ErrorPast, kTaus>, kThetas> past{};
+  double tiles_past = 0;
   // lambda, at `cell` or close to it
-  SizeSums skip_sizes;
-  std::array<ErrorSums, kSkips> skips{};
+  SizeHistory skip_sizes;
+  std::array<ErrorSums, kSkips> skips_now{};
+  std::array<ErrorPast, kSkips> skips_past{};
   // rounding of the fewest bits
   SizeSums round_sizes;
   ErrorSums rounding;
@@ -109,9 +99,10 @@ struct HeadSetting {
   Cell cell;
   bool sparse;
   bool needs_int16;
-  bool settled;  // enough samples: from now on only looked after
+  bool fresh;    // nothing is known from earlier calls
+  bool settled;  // so much is known that less is measured
   bool rounding_known;
-  int64_t missing;  // samples until a first choice can be made
+  int64_t missing;  // rows until a first choice can be made
 };
 
 struct Calibration {
@@ -127,8 +118,11 @@ struct Calibration {
   // Counts the calls that measure: each takes other samples.
   uint64_t NextCall();
   HeadSetting Setting(int64_t head) const;
-  // Adds a sample and chooses anew.
-  void Learn(const Sample& sample, const SampleResult& result);
+  // Adds the rows of a sample.
+  void Learn(const Sample& sample, std::span<const RowResult> rows);
+  // Chooses anew, if the call had samples of this head. `follow`: the input may change from call to call; what is known
+  // counts only as far as the call agrees with it. Else all calls are parts of one whole.
+  void Decide(int64_t head, uint64_t call, bool follow);
   void SetBounds(int64_t head, double target_l1, double pv_l1);
   void Describe(int64_t head, sparge_head_estimate& out) const;
 

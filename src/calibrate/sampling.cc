@@ -3,13 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace sparge::impl {
 namespace {
 
 // One sample in so many is compared with fp32, which costs as much again; at least one of a call, at most two.
 constexpr int64_t kRoundingOneIn = 6;
+// Numbers that look random, per head and round.
+constexpr int64_t kChancesPerRound = 1 << 20;
 
 // A number that looks random and depends on what is given only (the finaliser of splitmix64), as a share of 1.
 double Chance(uint64_t seed, uint64_t call, uint64_t head, uint64_t which) {
@@ -19,34 +20,28 @@ double Chance(uint64_t seed, uint64_t call, uint64_t head, uint64_t which) {
   return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-// Steps through `count` parts such that any few in a row are spread over all of them, and each comes once: the golden
-// section. A calibration looks at its latest samples, and in causal attention late queries are unlike early ones.
-int64_t Stride(int64_t count) {
-  auto stride = std::max<int64_t>(1, std::llround(0.618 * static_cast<double>(count)));
-  while (std::gcd(stride, count) != 1) ++stride;
-  return stride;
-}
-
-// The sample that belongs to the given query of a head, counted through all sequences.
-Sample SampleAt(const Problem& problem, int64_t sample_rows, int64_t head, int64_t query) {
+// Queries [begin, end) of a head, counted through all sequences. Of those of the sequence at `at`: evenly spread ones
+// from a place that `chance` says.
+Sample SampleFrom(const Problem& problem, int64_t sample_rows, int64_t begin, int64_t end, int64_t at, double chance) {
   size_t sequence = 0;
-  while (query >= problem.sequences[sequence].q_count) query -= problem.sequences[sequence++].q_count;
-  const Sequence& s = problem.sequences[sequence];
-  const int64_t block = query / kBlockQ;
-  // The samples of a block are disjoint and equally likely, so that every row counts as much as any other: those at the
-  // edges of a block are the least like its means.
-  const int64_t samples = CeilDiv(s.QueriesIn(block), sample_rows);
+  int64_t before = 0;
+  while (at - before >= problem.sequences[sequence].q_count) before += problem.sequences[sequence++].q_count;
+  begin = std::max(begin - before, int64_t{0});
+  end = std::min(end - before, problem.sequences[sequence].q_count);
   Sample sample{};
-  sample.head = head;
+  sample.sequence = static_cast<int64_t>(sequence);
+  sample.count = std::min(sample_rows, end - begin);
+  sample.step = (end - begin) / sample.count;
+  const int64_t places = end - begin - (sample.count - 1) * sample.step;
+  sample.first = begin + std::min(static_cast<int64_t>(chance * static_cast<double>(places)), places - 1);
   sample.keys = static_cast<double>(problem.k_blocks * kBlockK);
-  sample.row = problem.QueryBlock(head, s, block);
-  sample.first_row = query % kBlockQ * samples / s.QueriesIn(block) * sample_rows;
   return sample;
 }
 
-// Chance `which` of a head in this call.
+// Chance `which` of a head in this round.
 double ChanceOf(const Problem& problem, const Sampling& sampling, int64_t head, int64_t which) {
-  return Chance(problem.calibration->seed(), sampling.call, static_cast<uint64_t>(head), static_cast<uint64_t>(which));
+  return Chance(problem.calibration->seed(), sampling.call, static_cast<uint64_t>(head),
+                static_cast<uint64_t>(which + sampling.round * kChancesPerRound));
 }
 
 int64_t CountQueries(const Problem& problem) {
@@ -55,17 +50,32 @@ int64_t CountQueries(const Problem& problem) {
   return queries;
 }
 
+// Rows that this round takes of a head, as a run decides by itself.
+double CountRows(const Problem& problem, const Sampling& sampling, const HeadSetting& setting) {
+  const double per_effort = static_cast<double>(CountQueries(problem)) / kSampleCost;
+  const double least = problem.least_effort * (setting.settled ? kSettledShare : 1.0);
+  if (!setting.fresh && setting.missing == 0) {
+    if (sampling.round > 0) return 0;
+    // A choice is never used unseen.
+    return std::max(std::max(kWatchEffort, least) * per_effort,
+                    setting.sparse ? static_cast<double>(sampling.sample_rows) : 0.0);
+  }
+  const double rows = std::max(kFirstEffort, least) * per_effort / kRounds;
+  // What is missing, if this round can afford it. The second one follows either as much, or the little that is measured
+  // of a head that has a choice.
+  const double share = sampling.round == 0 ? 0.5 : 0.65;
+  const double missing = static_cast<double>(setting.missing) * (sampling.round == 0 ? 0.5 : 1.0);
+  return missing <= kMostFirstEffort * per_effort * share ? std::max(rows, missing) : rows;
+}
+
 }  // namespace
 
 int64_t CountSamples(const Problem& problem, const Sampling& sampling, int64_t head) {
-  const HeadSetting setting = problem.calibration->Setting(head);
-  const double units = static_cast<double>(CountQueries(problem)) / static_cast<double>(sampling.sample_rows);
-  const double own = setting.settled ? kWatchEffort : setting.missing > 0 ? kCalibrationEffort : kRefineEffort;
-  const double effort = sampling.effort < 0 ? std::max(own, problem.least_effort) : sampling.effort;
+  const auto queries = static_cast<double>(CountQueries(problem));
+  const double rows = sampling.effort < 0 ? CountRows(problem, sampling, problem.calibration->Setting(head))
+                                          : sampling.effort * queries / kSampleCost / kRounds;
   // What is left of a sample is taken with that chance, so that small calls spend no more on average.
-  const auto samples = static_cast<int64_t>(effort * units / kSampleCost + ChanceOf(problem, sampling, head, 0));
-  const bool within_reach = static_cast<double>(setting.missing) <= kFirstEffort * units / kSampleCost;
-  return sampling.effort < 0 && within_reach ? std::max(samples, setting.missing) : samples;
+  return static_cast<int64_t>(rows / static_cast<double>(sampling.sample_rows) + ChanceOf(problem, sampling, head, 0));
 }
 
 int64_t NextSamples(const Problem& problem, const HeadChoice& heads, int64_t end_head, Sampling& sampling,
@@ -76,18 +86,21 @@ int64_t NextSamples(const Problem& problem, const HeadChoice& heads, int64_t end
     const int64_t head = sampling.head;
     if (!heads.active[head]) continue;
     const HeadSetting setting = problem.calibration->Setting(head);
-    if (sampling.taken == 0) sampling.samples = CountSamples(problem, sampling, head);
+    if (sampling.taken == 0) sampling.samples = std::min(CountSamples(problem, sampling, head), queries);
     for (; sampling.taken < sampling.samples; ++sampling.taken) {
       if (count == kSamplesAtOnce) return count;
       // One from each of as many equal parts of the queries.
-      const int64_t part = sampling.taken * Stride(sampling.samples) % sampling.samples;
-      const double at = (static_cast<double>(part) + ChanceOf(problem, sampling, head, 1 + sampling.taken)) /
-                        static_cast<double>(sampling.samples) * static_cast<double>(queries);
-      Sample& sample = out[count++] =
-          SampleAt(problem, sampling.sample_rows, head, std::min(static_cast<int64_t>(at), queries - 1));
+      const int64_t begin = sampling.taken * queries / sampling.samples;
+      const int64_t end = (sampling.taken + 1) * queries / sampling.samples;
+      const auto chance = [&](int64_t which) {
+        return ChanceOf(problem, sampling, head, 1 + 2 * sampling.taken + which);
+      };
+      const int64_t at = begin + static_cast<int64_t>(chance(0) * static_cast<double>(end - begin));
+      Sample& sample = out[count++] = SampleFrom(problem, sampling.sample_rows, begin, end, at, chance(1));
       sample.call = sampling.call;
+      sample.head = head;
       sample.cell = setting.cell;
-      sample.with_skips = setting.sparse;
+      sample.with_skips = setting.cell.tau > 0;
       sample.with_rounding = problem.precision != SPARGE_PRECISION_FP32 && !setting.rounding_known &&
                              !setting.needs_int16 &&
                              sampling.taken < std::clamp<int64_t>(sampling.samples / kRoundingOneIn, 1, 2);

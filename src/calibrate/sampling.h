@@ -9,27 +9,33 @@
 
 namespace sparge::impl {
 
-// A sample costs about so many times what its rows cost in a dense call: tile by tile with sums and distances.
+// A row costs about so many times what it costs in a dense call: tile by tile, with sums and distances.
 inline constexpr double kSampleCost = 2.0;
-// Shares of a dense call that runs spend: until a head's first choice, until it is settled, and after.
-inline constexpr double kCalibrationEffort = 0.045;
-inline constexpr double kRefineEffort = 0.03;
-inline constexpr double kWatchEffort = 0.004;
-// At most so much for a head's first choice, if that is enough for it: a long prompt may be the only call there is.
-inline constexpr double kFirstEffort = 0.07;
+// Shares of a dense call that runs spend on a head: while its first choice is missing, and after.
+inline constexpr double kFirstEffort = 0.045;
+inline constexpr double kWatchEffort = 0.012;
+// At most so much for a first choice, if that is enough for it: a long prompt may be the only call there is.
+inline constexpr double kMostFirstEffort = 0.05;
+// Of the least effort that a plan asks for, what a head gets of which much is known.
+inline constexpr double kSettledShare = 0.5;
 // Measured at a time; bounds the memory for results.
 inline constexpr int64_t kSamplesAtOnce = 128;
 
-// The samples of one call, in an order of their own: walks through heads, and through the queries of each.
+// A call is sampled in two rounds. The first one tells whether a choice holds; the second is for heads that have none,
+// or none any more, and measures lambda at the tau that the first one suggests.
+inline constexpr int kRounds = 2;
+
+// The samples of one round, in an order of their own: walks through heads, and through the queries of each.
 struct Sampling {
   uint64_t call;
   double effort;        // of a dense call; negative: one of those above, as each head needs
   int64_t sample_rows;  // queries of a sample, as the device measures them
+  int round = 0;
   int64_t head = 0;
   int64_t samples = 0, taken = 0;  // of this head
 };
 
-// How many samples this call takes of a head.
+// How many samples this round takes of a head.
 int64_t CountSamples(const Problem& problem, const Sampling& sampling, int64_t head);
 
 // Fills up to kSamplesAtOnce samples of active heads before `end_head`; returns their number, 0 at the end.

@@ -65,14 +65,21 @@ void TakeSettings(const Pass& pass, HeadRange range) {
   }
 }
 
-// Samples of the active heads of a range; a head that moved here from an earlier plan has been sampled there.
-void ProbeHeads(const Pass& pass, HeadRange range, Sampling& sampling) {
+// Samples of the active heads of a range, and the choice that follows; a head that moved here from an earlier plan has
+// been sampled there.
+void ProbeHeads(const Pass& pass, HeadRange range, Sampling sampling) {
   const Plan& plan = pass.plan;
   const Decisions& decisions = pass.w.decisions;
   for (int64_t h = range.begin; h < range.end; ++h) decisions.fresh[h] = decisions.active[h] && !decisions.sampled[h];
   const HeadChoice heads{decisions.params, decisions.fresh};
-  while (const int64_t count = NextSamples(plan, heads, range.end, sampling, pass.w.probes.samples)) {
-    ProbeSamples(plan, pass.args, pass.w.packed, pass.w.stage1, pass.w.map, pass.w.probes, count);
+  for (sampling.round = 0; sampling.round < kRounds; ++sampling.round) {
+    sampling.head = range.begin;
+    while (const int64_t count = NextSamples(plan, heads, range.end, sampling, pass.w.probes.samples)) {
+      ProbeSamples(plan, pass.args, pass.w.packed, pass.w.stage1, pass.w.map, pass.w.probes, count);
+    }
+    for (int64_t h = range.begin; h < range.end; ++h) {
+      if (decisions.fresh[h]) plan.calibration->Decide(h, sampling.call, sampling.effort < 0);
+    }
   }
 }
 
@@ -86,7 +93,7 @@ void WantMasses(const Pass& pass, HeadRange range, const Sampling& sampling) {
 }
 
 // The masses of a head serve its samples and then its selection; of as many heads at a time as the store has room for.
-void CalibrateAndSelect(const Pass& pass, Sampling sampling, bool select, sparge_stats& stats) {
+void CalibrateAndSelect(const Pass& pass, const Sampling& sampling, bool select, sparge_stats& stats) {
   const Plan& plan = pass.plan;
   Workspace& w = pass.w;
   Stopwatch watch;

@@ -3,14 +3,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace sparge::impl {
 namespace {
 
-// The arrays of one worker.
-PoolMemory OfWorker(const Plan& plan, const PoolMemory& all, int32_t worker) {
-  const int64_t at = worker * int64_t{plan.kernel().pass_rows};
+// From this share of a query's attention on a tile counts, though its pool hardly looks there.
+constexpr double kOwnShare = 0.125;
+
+int64_t RowsPerWorker(const Plan& plan) { return int64_t{plan.kernel().pass_rows} + UnlikeRows::kMost; }
+
+// The arrays of one worker, from its `first` row on.
+PoolMemory OfWorker(const Plan& plan, const PoolMemory& all, int32_t worker, int64_t first = 0) {
+  const int64_t at = worker * RowsPerWorker(plan) + first;
   return {all.rows + at * plan.row_lanes() * kLaneBytes,
           all.factor + at,
           all.shift + at,
@@ -37,14 +43,77 @@ ScoreRule PoolRule(const Plan& plan, const BlockId& block) {
 
 // Place of a pool in an array (batch, q_heads, pools) of the interface.
 int64_t PoolPlace(const Plan& plan, const BlockId& block, int64_t pool) {
-  return plan.HeadPlace(block.sequence, block.head) * plan.pools() + block.block * plan.predictor->pools + pool;
+  return plan.HeadPlace(block.sequence, block.head) * plan.pools() + block.block * plan.block_pools() + pool;
+}
+
+// One row of masses, and what is needed to tell its sum to others.
+struct PoolRow {
+  const float* mass;
+  double top;     // what they are relative to, log2 units, as the scores are without centred keys
+  int64_t place;  // in an array of the interface
+};
+
+// By how much the masses of a row are to be divided; 0 if it sees nothing.
+double SumOf(const sparge_run_args& args, const PoolRow& row, const bool* visible, int64_t tiles) {
+  double sum = 0;
+  for (int64_t j = 0; j < tiles; ++j) sum += visible[j] ? static_cast<double>(row.mass[j]) : 0.0;
+  if (args.pool_lse_out != nullptr) {
+    args.pool_lse_out[row.place] =
+        sum > 0 ? (row.top + std::log2(sum)) / kLog2e : -std::numeric_limits<double>::infinity();
+  }
+  // The sum over all keys, relative to this part's maximum.
+  return args.pool_lse != nullptr ? std::exp2(args.pool_lse[row.place] * kLog2e - row.top) : sum;
+}
+
+// The masses of the queries of a block that are pools of their own, as the first query of the block sees the keys: what
+// the others see beside is on the diagonal.
+void OwnMasses(const Plan& plan, const Packed& packed, const BlockId& block, const UnlikeRows& unlike,
+               const PoolMemory& mine) {
+  const Sequence& s = plan.sequences[block.sequence];
+  const int64_t first = plan.QueryBlock(block.head, s, block.block) * kBlockQ;
+  const int64_t bytes = plan.row_lanes() * kLaneBytes;
+  for (int64_t r = 0; r < unlike.count; ++r) {
+    const int64_t place = first + unlike.rows[r];
+    std::memcpy(mine.rows + r * bytes, packed.queries + place * bytes, static_cast<size_t>(bytes));
+    mine.factor[r] = packed.q_factor[place];
+    mine.shift[r] = packed.q_shift[place];
+    std::fill_n(mine.mass + r * mine.stride, s.k_blocks, 0.0f);
+  }
+  KernelArgs k{};
+  k.query = {mine.rows, plan.row_lanes(), mine.factor, mine.shift, block.block * kBlockQ, unlike.count, /*step=*/0};
+  k.blocks = PackedBlocks(plan, packed, plan.KeyBlock(block.head / plan.heads_per_kv, s, 0));
+  k.rule = RuleOf(plan, block.sequence, block.head);
+  const Range keys = k.rule.visible.KeysOf(k.query.first);
+  plan.kernel().masses[plan.precision](k, {BlocksOf(keys, kBlockK), mine.mass, mine.top, mine.row_top, mine.stride});
+}
+
+// What they add to the masses of the block's tiles.
+void AddOwn(const Plan& plan, const sparge_run_args& args, const Packed& packed, const PoolMemory& memory,
+            const BlockId& block, int32_t worker, const bool* visible, double* mass) {
+  const Sequence& s = plan.sequences[block.sequence];
+  const UnlikeRows& unlike = packed.unlike[plan.QueryBlock(block.head, s, block.block)];
+  if (unlike.count == 0 || unlike.TooMany()) return;
+  const PoolMemory mine = OfWorker(plan, memory, worker, plan.kernel().pass_rows);
+  OwnMasses(plan, packed, block, unlike, mine);
+  for (int64_t r = 0; r < unlike.count; ++r) {
+    const float* own = mine.mass + r * mine.stride;
+    const double left_out =
+        LeftOut(plan, s.visible, block.head, block.block * kBlockQ, IsAbsolute(args) ? mine.shift[r] : 0.0f);
+    const double sum = SumOf(
+        args, {own, static_cast<double>(mine.row_top[r]) + left_out, PoolPlace(plan, block, plan.predictor->pools + r)},
+        visible, s.k_blocks);
+    for (int64_t j = 0; j < s.k_blocks; ++j) {
+      const double share = visible[j] && sum > 0 ? static_cast<double>(own[j]) / sum : 0.0;
+      if (share >= kOwnShare) mass[j] = std::max(mass[j], share);
+    }
+  }
 }
 
 }  // namespace
 
 PoolMemory LayPoolMemory(const Plan& plan, Arena& arena) {
   if (!plan.predicts() || plan.predictor->scores_are_logs) return {};
-  const int64_t rows = plan.machine.executor.workers * int64_t{plan.kernel().pass_rows};
+  const int64_t rows = plan.machine.executor.workers * RowsPerWorker(plan);
   PoolMemory memory{};
   memory.stride = RoundUp(plan.k_blocks, kChannelAlign);
   memory.rows = arena.Take<std::byte>(rows * plan.row_lanes() * kLaneBytes);
@@ -67,9 +136,14 @@ void PoolMasses(const Plan& plan, const sparge_run_args& args, const Packed& pac
 
   KernelArgs k{};
   const int64_t step = plan.predictor->pool_rows();
-  k.query = {
-      mine.rows, plan.row_lanes(), mine.factor, mine.shift, first.block * kBlockQ + step - 1, static_cast<int>(count),
-      step};
+  k.query = {mine.rows,
+             plan.row_lanes(),
+             mine.factor,
+             mine.shift,
+             first.block * kBlockQ + step - 1,
+             static_cast<int>(count),
+             step,
+             step};
   const int64_t kv_head = first.head / plan.heads_per_kv;
   k.blocks = PackedBlocks(plan, packed, plan.KeyBlock(kv_head, s, 0));
   k.rule = PoolRule(plan, first);
@@ -78,31 +152,22 @@ void PoolMasses(const Plan& plan, const sparge_run_args& args, const Packed& pac
   plan.kernel().masses[plan.precision](k, to);
 }
 
-void RowMasses(const Plan& plan, const sparge_run_args& args, const PoolMemory& memory, const BlockId& block, int64_t i,
-               int32_t worker, const bool* visible, double* mass) {
+void RowMasses(const Plan& plan, const sparge_run_args& args, const Packed& packed, const PoolMemory& memory,
+               const BlockId& block, int64_t i, int32_t worker, const bool* visible, double* mass) {
   const PoolMemory mine = OfWorker(plan, memory, worker);
   const Sequence& s = plan.sequences[block.sequence];
   const int64_t pools = PoolsIn(plan, s, block.block);
+  const int64_t step = plan.predictor->pool_rows();
   std::fill_n(mass, s.k_blocks, 0.0);
   int64_t counted = 0;
   for (int64_t p = 0; p < pools; ++p) {
     const int64_t pool = i * plan.predictor->pools + p;
     const float* of_pool = mine.mass + pool * mine.stride;
-    double sum = 0;
-    for (int64_t j = 0; j < s.k_blocks; ++j) sum += visible[j] ? static_cast<double>(of_pool[j]) : 0.0;
-    if (IsAbsolute(args)) {
-      const int64_t step = plan.predictor->pool_rows();
-      const int64_t last = block.block * kBlockQ + (p + 1) * step - 1;
-      const double top =
-          static_cast<double>(mine.row_top[pool]) +
-          LeftOut(plan, PoolRule(plan, block).visible, block.head, QueryBlock::Middle(last, step), mine.shift[pool]);
-      const int64_t place = PoolPlace(plan, block, p);
-      if (args.pool_lse_out != nullptr) {
-        args.pool_lse_out[place] = sum > 0 ? (top + std::log2(sum)) / kLog2e : -std::numeric_limits<double>::infinity();
-      }
-      // The sum over all keys, relative to this part's maximum.
-      if (args.pool_lse != nullptr) sum = std::exp2(args.pool_lse[place] * kLog2e - top);
-    }
+    const int64_t middle = QueryBlock::Middle(block.block * kBlockQ + (p + 1) * step - 1, step);
+    const double left_out = LeftOut(plan, PoolRule(plan, block).visible, block.head, middle, mine.shift[pool]);
+    const double sum =
+        SumOf(args, {of_pool, static_cast<double>(mine.row_top[pool]) + left_out, PoolPlace(plan, block, p)}, visible,
+              s.k_blocks);
     if (!(sum > 0)) continue;
     ++counted;
     for (int64_t j = 0; j < s.k_blocks; ++j) mass[j] += visible[j] ? static_cast<double>(of_pool[j]) / sum : 0.0;
@@ -110,6 +175,7 @@ void RowMasses(const Plan& plan, const sparge_run_args& args, const PoolMemory& 
   // A pool that sees none of a part's keys counts there, too.
   const int64_t of = args.pool_lse != nullptr ? pools : counted;
   for (int64_t j = 0; of > 1 && j < s.k_blocks; ++j) mass[j] /= static_cast<double>(of);
+  if (packed.unlike != nullptr) AddOwn(plan, args, packed, memory, block, worker, visible, mass);
 }
 
 }  // namespace sparge::impl

@@ -2,7 +2,11 @@
 // neighbouring ones) against every key. A mean of keys hides a single strong one; a look at each costs p / 128 of QK.
 //
 //   mass(pool, tile) = sum over the keys j of the tile that the pool sees of exp(score(pool, j))
-//   mass(tile)       = mean over the block's pools of mass(pool, tile) / sum over visible tiles of mass(pool, .)
+//   share(pool, tile) = mass(pool, tile) / sum over visible tiles of mass(pool, .)
+//   mass(tile)        = mean over the block's pools of share(pool, tile)
+//
+// A query that is unlike its pool (UnlikeRows) is a pool of its own beside: where its share of a tile is large, that is
+// the tile's mass, for it may be the only one that looks there.
 //
 // The sum of a pool can leave as a logarithm (pool_lse_out), and come from outside (pool_lse) where the keys are a
 // part.
@@ -19,7 +23,7 @@ namespace sparge::impl {
 
 // Working memory, per worker.
 struct PoolMemory {
-  std::byte* rows;  // packed pools
+  std::byte* rows;  // packed pools, then the queries of a block that are pools of their own
   float* factor;
   float* shift;
   float* row_top;  // per pool: what its masses are relative to, log2 units
@@ -37,10 +41,10 @@ int64_t PooledBlocks(const Plan& plan);
 void PoolMasses(const Plan& plan, const sparge_run_args& args, const Packed& packed, const BlockId& first,
                 int64_t blocks, int32_t worker, const PoolMemory& memory);
 
-// mass[j] of the tiles of the i'th of these query blocks. They sum to 1 over the visible ones, or are all 0; over the
-// visible ones of all parts, if the sums come from outside.
-void RowMasses(const Plan& plan, const sparge_run_args& args, const PoolMemory& memory, const BlockId& block, int64_t i,
-               int32_t worker, const bool* visible, double* mass);
+// mass[j] of the tiles of the i'th of these query blocks. But for what queries of their own add, they sum to 1 over the
+// visible ones, or are all 0; over the visible ones of all parts, if the sums come from outside.
+void RowMasses(const Plan& plan, const sparge_run_args& args, const Packed& packed, const PoolMemory& memory,
+               const BlockId& block, int64_t i, int32_t worker, const bool* visible, double* mass);
 
 }  // namespace sparge::impl
 #endif  // SPARGE_SRC_CPU_MASSES_H_

@@ -8,14 +8,18 @@
 #include <vector>
 
 #include "src/base/arena.h"
+#include "src/cpu/pack_ops.h"
 #include "src/cpu/plan.h"
 
 namespace sparge::impl {
 
+// The similarity of a block whose mean does not speak for it at any theta.
+inline constexpr float kNotAlike = -1;
+
 // What stage 1 knows of the blocks of q or k: the mean of their tokens and how alike the tokens are.
 struct BlockSummaries {
   float* mean;        // per block (q: per pool): dim_pad floats; k: centred, in units of KeyUnits::k_unit
-  float* similarity;  // per block: squared norm of the mean unit vector, 0..1
+  float* similarity;  // per block: squared norm of the mean unit vector, 0..1; or kNotAlike
 };
 
 // Per sequence and kv head. Keys and values are divided by a power of two close to their largest magnitude, so that no
@@ -51,6 +55,7 @@ struct Packed {
   FineValues* fine;        // integers only
   // Queries: in the workspace.
   BlockSummaries q;
+  UnlikeRows* unlike;  // per query block; NULL where no pool stands for its rows
   std::byte* queries;
   float* q_factor;
   float* q_shift;

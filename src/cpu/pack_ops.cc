@@ -11,6 +11,7 @@
 
 #include "src/cpu/pack-inl.h"
 #include "src/cpu/pack_checksum-inl.h"
+#include "src/cpu/pack_unlike-inl.h"
 #include "src/cpu/pack_values-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -29,7 +30,7 @@ uint64_t ValuesOf(const PackValuesArgs& args) {
                                                     : PackValues<SPARGE_PRECISION_INT8>(args);
 }
 
-inline constexpr PackOps kPackOps{&SurveyTokens, &RowsOf, &ValuesOf, &PackDirectRows, &Checksum};
+inline constexpr PackOps kPackOps{&SurveyTokens, &RowsOf, &ValuesOf, &PackDirectRows, &FindUnlike, &Checksum};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sparge::impl

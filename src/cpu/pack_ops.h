@@ -83,6 +83,27 @@ struct DirectRowsArgs {
   float* shift;   // per row: 0; NaN marks a row that is not finite
 };
 
+// The rows of a query block that are unlike their pool: their squared distance from its mean is more than kRatio times
+// the median of the pool. A mean does not speak for them. Of those that are as close as that to each other, one is
+// here.
+struct UnlikeRows {
+  static constexpr int kMost = 6;             // that are judged one by one; with more the block is computed in full
+  static constexpr float kRatio = 4;          // squared
+  static constexpr int64_t kFewestRows = 16;  // rows of a pool, else a median says nothing
+
+  int16_t count;  // may be more than kMost
+  int16_t rows[kMost];
+
+  bool TooMany() const { return count > kMost; }
+};
+struct UnlikeArgs {
+  TokenRows tokens;
+  int64_t dim_pad;
+  const float* mean;  // as PackRowsArgs
+  int64_t pool_rows;
+  float* scratch;  // 2 dim_pad floats
+};
+
 // What a checksum comes to with one more number.
 inline uint64_t Mix(uint64_t sum, uint64_t number) {
   const uint64_t product = (sum ^ number) * 0xff51afd7ed558ccdu;
@@ -94,6 +115,7 @@ struct PackOps {
   uint64_t (*rows)(const PackRowsArgs& args);      // bit t = token t is not finite (keys)
   uint64_t (*values)(const PackValuesArgs& args);  // likewise
   void (*direct_rows)(const DirectRowsArgs& args);
+  void (*unlike)(const UnlikeArgs& args, UnlikeRows& out);
   // 64 bits of the tokens as they lie, for telling whether they are still the same.
   uint64_t (*checksum)(const TokenRows& tokens);
 };

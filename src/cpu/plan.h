@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/cpu/instruction_sets.h"
+#include "src/cpu/pack_ops.h"
 #include "src/problem/problem.h"
 #include "src/select/predictors.h"
 
@@ -27,8 +28,9 @@ struct Plan : Problem {
   Plan(Problem problem, const Machine& on)
       : Problem(std::move(problem)), machine(on), predictor(&PredictorFor(select, Problem::predictor)) {}
 
-  // Pooled queries of a sequence and head, places for those that the last block lacks included.
-  int64_t pools() const { return q_blocks * predictor->pools; }
+  // Pooled queries of a block, and of a sequence and head; places for those that a block lacks included.
+  int64_t block_pools() const { return predictor->pools + (predictor->own_rows ? UnlikeRows::kMost : 0); }
+  int64_t pools() const { return q_blocks * block_pools(); }
   const KernelOps& kernel() const { return *machine.ops.kernel; }
   const QuantGrid& grid() const { return kernel().grid[precision]; }
   // Lanes of one packed query or key row; dims and channels padded to whole vectors.

@@ -7,7 +7,6 @@
 
 #include "src/base/threads.h"
 #include "src/cpu/visible_tiles.h"
-#include "src/select/select.h"
 
 namespace sparge::impl {
 namespace {
@@ -61,7 +60,7 @@ void ScoreTiles(const Plan& plan, const sparge_run_args& args, const Packed& pac
   if (plan.predictor->scores_are_logs) {
     ScoreMeans(plan, packed, row);
   } else {
-    RowMasses(plan, args, memory.pools, row.id, i, worker, row.visible, row.score);
+    RowMasses(plan, args, packed, memory.pools, row.id, i, worker, row.visible, row.score);
   }
 }
 
@@ -87,14 +86,12 @@ RowRule RuleFor(const Plan& plan, const sparge_head_params& params, const Packed
   // The last queries of all are none of this part if so many come after it.
   const int64_t queries_after = plan.place.all_queries - plan.place.first_query - plan.q_tokens;
   const bool in_tail = row.last >= s.q_count + queries_after - plan.dense_tail;
-  RowRule rule{};
+  RowRule rule = ForcedRule(plan, row.id);
   rule.select = plan.calibrates() ? SPARGE_SELECT_FLOOR : plan.select;
   rule.params = params;
   rule.query_alike = !in_tail && packed.q.similarity[row.index] > params.theta;
   rule.k_similarity = plan.predictor->summarises_keys ? packed.k.similarity + first_key_block : nullptr;
   rule.visible = SeenTiles(plan, row);
-  rule.diagonal = BlocksOf(s.visible.Diagonal(row.first, row.last), kBlockK);
-  rule.keep_sink = plan.keep_sink && plan.place.first_key == 0;
   rule.mass_from = plan.machine.ops.select->mass_from;
   return rule;
 }
@@ -106,19 +103,18 @@ void SelectTiles(const Plan& plan, const sparge_head_params& params, const Packe
   SelectRow(RuleFor(plan, params, packed, row), scores, row.kept);
 }
 
-// The predicted share of each visible tile, for who wants to look at it.
+// The predicted mass of each visible tile, for who wants to look at it.
 void WriteMasses(const Plan& plan, const Row& row, float* out) {
   const bool logs = plan.predictor->scores_are_logs;
   const Sequence& s = plan.sequences[row.id.sequence];
-  double top = 0, sum = 0;
-  for (int64_t j = 0; logs && j < s.k_blocks; ++j) {
-    if (row.visible[j]) top = std::max(sum++ == 0 ? row.score[j] : top, row.score[j]);
+  double top = 0, sum = logs ? 0 : 1;
+  for (int64_t j = 0, seen = 0; logs && j < s.k_blocks; ++j) {
+    if (row.visible[j]) top = std::max(seen++ == 0 ? row.score[j] : top, row.score[j]);
   }
   const auto mass = [&](int64_t j) {
     return !row.visible[j] ? 0.0 : logs ? std::exp(row.score[j] - top) : row.score[j];
   };
-  sum = 0;
-  for (int64_t j = 0; j < s.k_blocks; ++j) sum += mass(j);
+  for (int64_t j = 0; logs && j < s.k_blocks; ++j) sum += mass(j);
   for (int64_t j = 0; j < s.k_blocks; ++j) out[j] = static_cast<float>(sum > 0 ? mass(j) / sum : 0.0);
 }
 
@@ -136,8 +132,7 @@ void CopyRow(const Plan& plan, const sparge_run_args& args, const Row& row) {
 }
 
 int64_t ScratchBytes(const Plan& plan) {
-  const int64_t bits = 2 * CeilDiv(plan.k_blocks, 64) * static_cast<int64_t>(sizeof(uint64_t));  // RankRow's own
-  return RoundUp(bits + plan.k_blocks * static_cast<int64_t>(sizeof(double) + sizeof(int32_t) + sizeof(bool)),
+  return RoundUp(plan.k_blocks * static_cast<int64_t>(sizeof(double) + sizeof(int32_t) + sizeof(bool)),
                  Arena::kAlignment);
 }
 
@@ -151,7 +146,7 @@ Row RowAt(const Plan& plan, const Stage1& memory, const BlockMap& map, int32_t w
   row.kept = map.KeptRow(index);
   row.masked = map.MaskedRow(index);
   std::byte* scratch = memory.scratch + worker * ScratchBytes(plan);
-  row.score = reinterpret_cast<double*>(reinterpret_cast<uint64_t*>(scratch) + 2 * map.words);
+  row.score = reinterpret_cast<double*>(scratch);
   row.order = reinterpret_cast<int32_t*>(row.score + plan.k_blocks);
   row.visible = reinterpret_cast<bool*>(row.order + plan.k_blocks);
   return row;
@@ -282,24 +277,13 @@ void SelectHeads(const Plan& plan, const HeadChoice& heads, HeadRange range, con
   });
 }
 
-RankedRow RankRow(const Plan& plan, const Stage1& memory, const BlockMap& map, int32_t worker, int64_t index) {
-  Row row = RowAt(plan, memory, map, worker, index);
-  // Two threads may look at the same row at once: its bits are the worker's own.
-  row.kept = reinterpret_cast<uint64_t*>(memory.scratch + worker * ScratchBytes(plan));
-  std::fill_n(row.kept, map.words, uint64_t{0});
-  Load(plan, memory.store.Row(index), row);
+RowRule ForcedRule(const Plan& plan, const BlockId& id) {
+  const Sequence& s = plan.sequences[id.sequence];
+  const int64_t first = id.block * kBlockQ;
   RowRule rule{};
-  const Visible& visible = plan.sequences[row.id.sequence].visible;
-  rule.diagonal = BlocksOf(visible.Diagonal(row.first, row.last), kBlockK);
-  rule.keep_sink = plan.keep_sink;
-  ForceTiles(rule, row.visible, row.kept);
-  int64_t count = 0;
-  for (int64_t j = 0; j < plan.sequences[row.id.sequence].k_blocks; ++j) {
-    if (row.visible[j]) row.order[count++] = static_cast<int32_t>(j);
-  }
-  std::sort(row.order, row.order + count,
-            [score = row.score](int32_t a, int32_t b) { return score[a] != score[b] ? score[a] > score[b] : a < b; });
-  return {count, row.order, row.score, row.kept, row.masked};
+  rule.diagonal = BlocksOf(s.visible.Diagonal(first, first + s.QueriesIn(id.block) - 1), kBlockK);
+  rule.keep_sink = plan.keep_sink && plan.place.first_key == 0;
+  return rule;
 }
 
 void WriteMap(const Plan& plan, const HeadChoice& heads, const BlockMap& map, uint8_t* out) {

@@ -17,6 +17,7 @@
 #include "src/cpu/pack.h"
 #include "src/cpu/plan.h"
 #include "src/select/block_map.h"
+#include "src/select/select.h"
 
 namespace sparge::impl {
 
@@ -59,16 +60,8 @@ void SelectHeads(const Plan& plan, const HeadChoice& heads, HeadRange range, con
 // Writes the map of the active heads as bytes into a (batch, q_heads, q_blocks, k_blocks) array of zeros.
 void WriteMap(const Plan& plan, const HeadChoice& heads, const BlockMap& map, uint8_t* out);
 
-// One row with its visible tiles in the order in which tau takes them; lies in the worker's scratch.
-struct RankedRow {
-  int64_t count;           // visible tiles
-  const int32_t* order;    // most mass first, ties by lower index
-  const double* mass;      // by tile; sums to 1
-  const uint64_t* forced;  // bits: kept whatever tau is
-  const uint64_t* masked;  // as BlockMap::MaskedRow
-};
-// Of a row whose masses are in the store.
-RankedRow RankRow(const Plan& plan, const Stage1& memory, const BlockMap& map, int32_t worker, int64_t index);
+// The part of a block's rule that says which tiles are kept whatever their mass is.
+RowRule ForcedRule(const Plan& plan, const BlockId& id);
 
 }  // namespace sparge::impl
 #endif  // SPARGE_SRC_CPU_PREDICT_H_

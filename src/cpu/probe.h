@@ -1,5 +1,5 @@
-// Probes for a calibration: a few rows of a query block, densely, tile by tile, and from that their result under
-// every tau and lambda of the grid.
+// Probes for a calibration: a few rows of a head, densely, tile by tile, and from that their result under every tau and
+// lambda of the grid.
 #ifndef SPARGE_SRC_CPU_PROBE_H_
 #define SPARGE_SRC_CPU_PROBE_H_
 
@@ -14,27 +14,29 @@
 
 namespace sparge::impl {
 
-// Queries of a sample: fewer would be dearer by the row, and more say less by the row, for neighbours are alike.
+// Queries of a sample: a row group, for fewer would be dearer by the row.
 int64_t SampleRows(const Plan& plan);
 
-// A tile of some rows: its part of a row group's result, and how far its scores lie below the best so far.
-struct Drop {
-  float depth;  // natural-log units; the group skips the tile iff lambda <= depth
-  int32_t tile, group;
-};
-
-// Working memory; all but samples and results per worker. A tile's results come in the order of rank.
+// Working memory; all but samples and results per worker. What is per tile has the tiles that any row sees, ascending.
 struct ProbeMemory {
-  float* o;        // per tile: the sample's rows of `channels`
-  float* m;        // per tile and row
-  float* l;        // per tile and row
-  float* sum;      // the sample's rows of `channels`: a result at work
-  float* dense;    // the same: the dense result
-  float* queries;  // the sample's rows of dim_pad
-  int32_t* kept;   // tile indices
-  Drop* drops;
+  // The rows, gathered.
+  std::byte* rows;
+  float* queries;  // fp32, dim_pad floats each
+  // Their results against each tile.
+  int32_t* tiles;    // key block
+  uint64_t* masked;  // bits by key block
+  float* o;          // rows of `channels`
+  float* m;          // per row, padded to kChannelAlign; so are the next two
+  float* l;
+  float* weight;
+  // One row at work.
+  float* row_weight;  // per tile
+  uint8_t* bucket;    // per tile
+  float* sums;        // per bucket: `channels`
+  float* dense;       // `channels`
+  float* exact;       // rows of `channels`: the same in fp32
   Sample* samples;
-  SampleResult* results;
+  RowResult* results;
 };
 ProbeMemory LayProbeMemory(const Plan& plan, Arena& arena);
 

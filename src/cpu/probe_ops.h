@@ -6,14 +6,25 @@
 
 namespace sparge::impl {
 
-// Rows of `channels` floats, a multiple of kChannelAlign, aligned.
+// A row's results against each tile by itself: tile t has the sum `o` at [t * stride] of `channels` floats, a multiple
+// of kChannelAlign, aligned.
+struct TileResults {
+  const float* o;
+  int64_t stride;
+  int64_t tiles;
+  int64_t channels;
+};
+
 struct ProbeOps {
-  // rows[r] *= by[r]
-  void (*scale)(float* rows, const float* by, int64_t count, int64_t channels);
-  // sum += sign * rows
-  void (*add)(float* sum, const float* rows, float sign, int64_t count, int64_t channels);
-  // The sum over all numbers of |rows[r] * by[r] - want|.
-  double (*distance)(const float* rows, const float* by, const float* want, int64_t count, int64_t channels);
+  // weight[i] = 2^(m[i] - top[i]), 0 where m is -inf; `count` is a multiple of kChannelAlign, arrays are aligned
+  void (*weights)(const float* m, const float* top, int64_t count, float* weight);
+  // sums[bucket[t]] += weight[t] * o of tile t, but for tiles of bucket kNowhere
+  static constexpr uint8_t kNowhere = 255;
+  void (*collect)(const TileResults& row, const float* weight, const uint8_t* bucket, float* sums);
+  // to += from
+  void (*add)(float* to, const float* from, int64_t channels);
+  // The sum over all channels of |row * by - want * want_by|.
+  double (*distance)(const float* row, float by, const float* want, float want_by, int64_t channels);
 };
 
 // Of one of Highway's targets; NULL if that was not compiled in.

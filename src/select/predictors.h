@@ -16,14 +16,15 @@ struct Predictor {
   int64_t pools;           // pooled queries per block, each the mean of as many neighbours
   bool summarises_keys;    // needs the mean and the self-similarity of every key block
   bool scores_are_logs;    // its score is the logarithm of a mass, else the mass itself
+  bool own_rows;           // rows that are unlike their pool are judged by themselves
   bool can_be_calibrated;  // its masses are those of SELECT_AUTO, and can be joined over parts of the keys
 
   int64_t pool_rows() const { return kBlockQ / pools; }
 };
 
 // Two pools: docs/studies/predictor.md has the study that says so.
-inline constexpr Predictor kPredictKeys{"keys", 2, false, false, true};
-inline constexpr Predictor kPredictPaper{"paper", 1, true, true, false};
+inline constexpr Predictor kPredictKeys{"keys", 2, false, false, true, true};
+inline constexpr Predictor kPredictPaper{"paper", 1, true, true, false, false};
 
 // Tau and theta that were set by hand go with the masses of the paper, for which they are known to do: pooled queries
 // give a sink more than its due, and a share of that is soon reached. A floor on mass is measured, whatever the scale.

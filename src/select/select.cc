@@ -39,8 +39,8 @@ int64_t TakeMass(const RowScores& row, int64_t count, double tau) {
   return std::max<int64_t>(begin, 1);
 }
 
-// Puts the masses of the candidates side by side into row.score, such that they sum to 1 (those of a part stay as they
-// are). Returns the largest.
+// Puts the masses of the candidates side by side into row.score; those that were logarithms then sum to 1. Returns the
+// largest.
 double GatherMasses(const RowScores& row, int64_t count) {
   double top = -std::numeric_limits<double>::infinity();
   for (int64_t c = 0; c < count; ++c) top = std::max(top, row.score[row.order[c]]);
@@ -55,9 +55,9 @@ double GatherMasses(const RowScores& row, int64_t count) {
     row.score[c] = row.logs ? std::exp(score - top) : score;
     sum += row.score[c];
   }
-  if (row.part) return top;
+  if (!row.logs) return top;
   for (int64_t c = 0; c < count; ++c) row.score[c] /= sum;
-  return (row.logs ? 1.0 : top) / sum;
+  return 1.0 / sum;
 }
 
 // Keeps the smallest set of candidates that holds the mass tau. Which of two tiles is more probable cannot be foreseen,
@@ -120,23 +120,16 @@ void SelectTiles(const RowRule& rule, const RowScores& row, int64_t candidates, 
 
 }  // namespace
 
-void ForceTiles(const RowRule& rule, const bool* visible, uint64_t* kept) {
-  for (int64_t j = rule.diagonal.begin; j < rule.diagonal.end; ++j) {
-    if (visible[j]) SetBit(kept, j);
-  }
-  if (rule.keep_sink && visible[0]) SetBit(kept, 0);
-}
-
 void SelectRow(const RowRule& rule, const RowScores& row, uint64_t* kept) {
   int64_t candidates = 0;
   for (int64_t j = 0; j < row.tiles; ++j) {
     if (!row.visible[j]) continue;
+    if (IsForced(rule, j)) SetBit(kept, j);
     const bool trusted = rule.query_alike && (rule.k_similarity == nullptr || rule.k_similarity[j] > rule.params.theta);
     if (trusted) row.order[candidates++] = static_cast<int32_t>(j);
     if (!trusted) SetBit(kept, j);  // a mean tells nothing about it: compute
   }
   SelectTiles(rule, row, candidates, kept);
-  ForceTiles(rule, row.visible, kept);
 }
 
 }  // namespace sparge::impl

@@ -45,8 +45,10 @@ struct RowRule {
   double (*mass_from)(const double* mass, int64_t count, double least);
 };
 
-// Diagonal and sink.
-void ForceTiles(const RowRule& rule, const bool* visible, uint64_t* kept);
+// Diagonal and sink: kept where visible, whatever their masses are.
+inline bool IsForced(const RowRule& rule, int64_t tile) {
+  return (tile >= rule.diagonal.begin && tile < rule.diagonal.end) || (rule.keep_sink && tile == 0);
+}
 
 // Sets the bits of the kept tiles; they are 0 before.
 void SelectRow(const RowRule& rule, const RowScores& row, uint64_t* kept);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kPasses = 2;  // of the calibration: theta and tau, then lambda
 // Share of a dense run that a pass may take. A single sample is also verified in full, which needs most of the time.
-constexpr double kEffort = 0.2, kEffortSingle = 0.15, kMostEffort = 0.5;
+constexpr double kEffort = 0.1, kEffortSingle = 0.075, kMostEffort = 0.25;
 // Dense passes, so that 3 hold with what is not counted here: for what has to be mended, and for what might be
 // improved.
 constexpr double kMostWork = 2.2, kMostWorkLooser = 1.6;
@@ -36,9 +36,9 @@ double PrecisionCost(sparge_precision precision) {
 // The share of a dense run that a pass of calibration over so many queries takes: `usual`, and more where that would be
 // fewer samples than a choice needs, up to `most`.
 double EffortFor(double usual, int64_t queries, double most) {
-  // The dense time of so many queries is that of 24 to 32 samples: those are 12 or 16 queries, at about twice their
-  // dense time. A choice needs a dozen, and the standard error of so few is large.
-  constexpr double kDenseQueries = 768;
+  // The dense time of so many queries is that of 96 sampled rows, at about twice theirs. A choice needs 40, and the
+  // standard error of so few is large.
+  constexpr double kDenseQueries = 192;
   return std::clamp(kDenseQueries / static_cast<double>(std::max<int64_t>(queries, 1)), usual, most);
 }
 

@@ -119,6 +119,27 @@ class Presets(PresetCase):
         self.refused(*run, "--layer", "layer.1", says=("--layer", "--preset"))
 
 
+class ShortAuto(PresetCase):
+    """So short that it takes more than one call until a layer has a choice."""
+    tokens = 1024
+
+    def test_calls(self):
+        """The first call of a layer has too few rows for a choice; by default the first with one counts."""
+        first, default, third = self.attend("--warm", "0"), self.attend(), self.attend("--warm", "2")
+        self.assertEqual((first[2]["calls"], third[2]["calls"]), (1, 3))
+        self.assertEqual(first[1].mean(), 1)
+        self.assertGreater(default[2]["calls"], 1)
+        same = self.attend("--warm", default[2]["calls"] - 1)
+        np.testing.assert_array_equal(default[0], same[0])
+        self.assertLess(default[1].mean(), 1)
+        before = self.attend("--warm", default[2]["calls"] - 2)
+        samples = [[head["estimate"]["samples"] for head in run[2]["head_parameters"]] for run in (first, before, default)]
+        self.assertLess(samples[0], samples[2])
+        self.assertLess(samples[1], samples[2])
+        run = ("run", "--tensors", self.file, "--out", self.path("o.npy"))
+        self.assertIn("(--warm N", self.good(*run, "--warm", "0").stderr)
+
+
 class Auto(PresetCase):
     """A layer of the library, which calibrates itself."""
     tokens = 2048
@@ -156,22 +177,6 @@ class Auto(PresetCase):
         wide, same = self.attend("--target-l1", "0.1"), self.attend("--target-l1", "0.1", "--pv-l1", 0.1 * info["pv_room"])
         np.testing.assert_array_equal(wide[0], same[0])
         self.assertLess(wide[1].mean(), plain[1].mean())
-
-    def test_calls(self):
-        """The first call of a layer has too few rows for a choice; by default the first with one counts."""
-        first, default, third = self.attend("--warm", "0"), self.attend(), self.attend("--warm", "2")
-        self.assertEqual((first[2]["calls"], third[2]["calls"]), (1, 3))
-        self.assertEqual(first[1].mean(), 1)
-        self.assertGreater(default[2]["calls"], 1)
-        same = self.attend("--warm", default[2]["calls"] - 1)
-        np.testing.assert_array_equal(default[0], same[0])
-        self.assertLess(default[1].mean(), 1)
-        before = self.attend("--warm", default[2]["calls"] - 2)
-        samples = [[head["estimate"]["samples"] for head in run[2]["head_parameters"]] for run in (first, before, default)]
-        self.assertLess(samples[0], samples[2])
-        self.assertLess(samples[1], samples[2])
-        run = ("run", "--tensors", self.file, "--out", self.path("o.npy"))
-        self.assertIn("(--warm N", self.good(*run, "--warm", "0").stderr)
 
     def test_what_is_said_is_what_ran(self):
         """The parameters of the heads, as a preset, give the same tiles and the same bits."""

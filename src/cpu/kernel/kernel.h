@@ -67,11 +67,12 @@ struct QueryBlock {
   const float* shift;   // per row: what centring the keys took from the score, log2 units; NaN = the row is not finite
   int64_t first;        // index of row 0 in its sequence
   int count;            // 1..kBlockQ
-  int64_t step = 1;     // from row to row: pooled queries stand for so many each, at the position of their last one
+  int64_t step = 1;     // from row to row
+  int64_t pooled = 1;   // queries that a row stands for, at the position of their last one
 
   int64_t Position(int64_t row) const { return first + row * step; }
-  // What a row stands for by distance, if it stands for `step` queries up to `last`.
-  static int64_t Middle(int64_t last, int64_t step) { return last - (step - 1) / 2; }
+  // What a row stands for by distance, if it stands for `pooled` queries up to `last`.
+  static int64_t Middle(int64_t last, int64_t pooled) { return last - (pooled - 1) / 2; }
 };
 
 // When the second half of a value block's bits is worth its product. One token much smaller than the others of its

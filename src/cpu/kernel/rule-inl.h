@@ -68,7 +68,7 @@ HWY_INLINE void ApplyRule(const KernelArgs& args, int64_t row, int64_t block, bo
   const VF inverse_cap = hn::Set(d, rule.softcap > 0 ? 1.0f / rule.softcap : 0.0f);
   const VF shift = hn::Set(d, args.query.shift[row]);
   // ALiBi without the base of the distance: BaseBias.
-  const int64_t middle = QueryBlock::Middle(args.query.Position(row), args.query.step);
+  const int64_t middle = QueryBlock::Middle(args.query.Position(row), args.query.pooled);
   const Visible::Distance distance =
       rule.slope != 0 ? rule.visible.DistanceOf(middle, rule.slope < 0) : Visible::Distance{};
   const VF nearest = hn::Set(d, static_cast<float>(distance.nearest - key));
