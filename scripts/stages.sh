@@ -149,10 +149,22 @@ prompt_test() {
   passed=$((passed + 1))
 }
 
+# A layer behaves alike whoever calls it: the prompt that prompt_test has just computed, through the Python package.
+same_as_python() {
+  local folder=build/test/ggml/prompt
+  rm -rf $folder
+  mkdir -p $folder
+  build/test/ggml/prompt_test "$PWD/build/test/ggml/libggml-sparge.so" $folder >/dev/null || return 1
+  quietly $folder/install.log cmake --install build/test --component python --prefix $folder/python || return 1
+  PYTHONPATH=$folder/python "$llama_python" tests/ggml/same_as_python.py $folder || return 1
+  passed=$((passed + 1))
+}
+
 # The backend in the programs that it is for.
 ggml_suite() {
   build_llama test-backend-ops || return 1
   prompt_test build/llama.cpp/ggml/include build/llama/bin || return 1
+  same_as_python || return 1
   build_old_ggml || return 1
   prompt_test build/ggml-old/source/include build/ggml-old/build/src || return 1
   need_whisper && transcribe build/test/ggml/libggml-sparge.so --same || return 1
@@ -165,7 +177,6 @@ ggml_suite() {
 # one of them links, discovers tests or waits for the slowest. Times of calls under test do not suffer: they are the best
 # of many.
 run_all_stages() {
-  # shellcheck disable=SC2034  # used by llama.sh
   llama_python=$PWD/build/venv/test/bin/python
   # Threads that have nothing to do are to sleep, not to spin on a core that another stage could use.
   export OMP_WAIT_POLICY=passive

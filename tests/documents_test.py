@@ -18,7 +18,7 @@ SOURCES = ("include", "src", "cli", "io", "ggml", "python/src", "python/sparge")
 N = r"([\d.]+(?:e-?\d+)?)"  # a number
 PERCENT = 100.0
 
-CLI, TUNING, REPORT = "docs/command-line.md", "docs/tuning.md", "docs/report.md"
+CLI, TUNING, REPORT, ACCURACY = "docs/command-line.md", "docs/tuning.md", "docs/report.md", "docs/accuracy.md"
 HEADER = "include/sparge/sparge.h"
 TILE = ("header.SPARGE_BLOCK_Q", "header.SPARGE_BLOCK_K")
 BOUNDS = ("info.defaults.target_l1", "info.defaults.pv_l1", "info.defaults.round_l1")
@@ -90,6 +90,9 @@ QUOTES = (
     (TUNING, rf"of which fewer than {N} rows are known", ("source.kFewest",)),
     (TUNING, rf"of which {N} rows are known gets half", ("source.kSettled",)),
     (TUNING, rf"first choice, then {N} %", (lambda t: PERCENT * t("source.kWatchEffort"),)),
+    (ACCURACY, rf"`target_l1` \(default {N}\)", ("source.kTargetL1",)),
+    (ACCURACY, rf"{N} rows are needed", ("source.kFewest",)),
+    (ACCURACY, rf"is more than {N} times the median", ("source.kRatio",)),
     # Reports and benchmarks.
     (REPORT, rf"at most {N} heads", ("source.kMostPictured",)),
     (REPORT, rf"the {N} with the largest\s+relative L1, and {N} spread", ("source.kWorstPictured",

@@ -215,8 +215,8 @@ TEST(LayerRules, TheEndOfOnePackedPromptIsEnough) {
 
 TEST(LayerRules, APromptThatGoesOnIsSampled) {
   Layer layer(Settings());
-  EXPECT_EQ(Call(layer, Ask(500, 1280)).least_effort, 0.25);
-  EXPECT_EQ(Call(layer, Ask(500, 5120)).least_effort, 0.0625);
+  EXPECT_EQ(Call(layer, Ask(500, 1120)).least_effort, 0.25);
+  EXPECT_EQ(Call(layer, Ask(500, 4480)).least_effort, 0.0625);
   EXPECT_EQ(Call(layer, Ask(500, 100000)).least_effort, 0.03);
   EXPECT_EQ(Call(layer, Ask(6144, 6144)).least_effort, 0);
   EXPECT_EQ(Call(layer, Ask(500, 6144, false)).least_effort, 0);

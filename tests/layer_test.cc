@@ -159,7 +159,7 @@ TEST(Layer, APromptInBatchesReusesItsKeys) {
     } else {
       want.desc.select = SPARGE_SELECT_AUTO;
       want.desc.calibration = calibration.get();
-      want.desc.least_effort = std::clamp(320.0 / static_cast<double>(end), 0.03, 0.5);
+      want.desc.least_effort = std::clamp(280.0 / static_cast<double>(end), 0.03, 0.5);
       if (end == 2400) want.desc.dense_tail = 128;
     }
     if (begin > 0) want.desc.cache_tokens = end <= 2048 ? 2048 : 4096;

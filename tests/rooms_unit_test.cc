@@ -278,7 +278,7 @@ TEST(Calibration, SamplesWithFewerKeysCountLess) {
     result.kept[0] = 16;
     const std::vector<RowResult> rows(static_cast<size_t>(count), result);
     calibration.Learn(sample, rows);
-    calibration.Decide(0, sample.call, true);
+    calibration.Decide(0, sample.call, Follow::kAnew);
   };
   const auto estimate = [&] {
     sparge_head_estimate out{};

@@ -19,10 +19,10 @@ std::optional<Array> OptionalOutput(const char* name, nb::handle object) {
 int32_t ThreadsFor(double work, int32_t wanted) { return work <= kAlone ? 1 : wanted; }
 
 int32_t Call::threads() const {
-  const PlanDesc& d = problem_.desc;
+  const PlanDesc& d = described_.desc;
   const double work = static_cast<double>(d.batch) * static_cast<double>(d.q_heads) * static_cast<double>(d.q_tokens) *
                       static_cast<double>(d.kv_tokens) * static_cast<double>(d.qk_dim + d.v_dim);
-  return ThreadsFor(work, problem_.threads);
+  return ThreadsFor(work, described_.threads);
 }
 
 void CheckShape(const char* name, const TensorView& view, const std::array<int64_t, 4>& wanted) {
@@ -52,35 +52,35 @@ sparge_lse ViewLse(const Array& array, const TensorView& q) {
 
 Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict options, Asker asker, Outputs outputs)
     : q_("q", q), k_("k", k), outputs_(std::move(outputs)) {
-  problem_.layout = ReadLayout(options);
-  const TensorView q_view = View(q_.array(), problem_.layout);
-  const TensorView k_view = View(k_.array(), problem_.layout);
+  described_.layout = ReadLayout(options);
+  const TensorView q_view = View(q_.array(), described_.layout);
+  const TensorView k_view = View(k_.array(), described_.layout);
   TensorView v_view;
   if (!v.is_none()) {
     v_ = Input("v", v);
-    v_view = View(v_.array(), problem_.layout);
+    v_view = View(v_.array(), described_.layout);
   }
-  ReadProblem(q_view, k_view, v.is_none() ? nullptr : &v_view, options, asker, problem_);
+  ReadCall(q_view, k_view, v.is_none() ? nullptr : &v_view, options, asker, described_);
 
   args_.q = q_view.tensor;
   args_.k = k_view.tensor;
   args_.v = v_view.tensor;
-  args_.mask = problem_.mask_view;
+  args_.mask = described_.mask_view;
   if (!out.is_none()) {
     out_ = ImportOutput("out", out);
-    const TensorView view = ViewOutput(out_, problem_.layout);
+    const TensorView view = ViewOutput(out_, described_.layout);
     CheckShape("out", view, {q_view.shape[0], q_view.shape[1], q_view.shape[2], v_view.shape[3]});
     args_.o = view.tensor;
   }
-  if (problem_.map) {
-    args_.map = static_cast<const uint8_t*>(problem_.map->array().data);
-    args_.map_batch_stride = problem_.map_batch_stride;
-    args_.map_head_stride = problem_.map_head_stride;
+  if (described_.map) {
+    args_.map = static_cast<const uint8_t*>(described_.map->array().data);
+    args_.map_batch_stride = described_.map_batch_stride;
+    args_.map_head_stride = described_.map_head_stride;
   }
   if (outputs_.lse) args_.lse = ViewLse(*outputs_.lse, q_view);
   if (outputs_.map) args_.map_out = static_cast<uint8_t*>(outputs_.map->data);
   if (outputs_.stats) {
-    outputs_.stats->heads.resize(static_cast<size_t>(problem_.desc.batch * problem_.desc.q_heads));
+    outputs_.stats->heads.resize(static_cast<size_t>(described_.desc.batch * described_.desc.q_heads));
     args_.stats = &outputs_.stats->stats;
     args_.head_stats = outputs_.stats->heads.data();
   }

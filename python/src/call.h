@@ -35,14 +35,14 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  const Problem& problem() const { return problem_; }
+  const Described& described() const { return described_; }
   const Outputs& outputs() const { return outputs_; }
   RunArgs& args() { return args_; }
   // 1 where others would not be awake in time to help; else what was asked for, 0 = the default.
   int32_t threads() const;
 
  private:
-  Problem problem_;
+  Described described_;
   Input q_, k_, v_;
   Array out_;
   Outputs outputs_;

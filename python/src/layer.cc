@@ -91,7 +91,7 @@ std::shared_ptr<CallStats> RunLayer(Layer& layer, nb::handle q, nb::handle k, nb
   Call call(q, k, v, out, options, Asker::kLayer, {OptionalOutput("lse", lse), {}, stats});
   nb::gil_scoped_release release;
   const auto context = Engine::Get().ContextFor(call.threads());
-  layer.Run(*context, call.problem().desc, call.args(), dense ? SPARGE_LAYER_DENSE : 0);
+  layer.Run(*context, call.described().desc, call.args(), dense ? SPARGE_LAYER_DENSE : 0);
   return stats;
 }
 

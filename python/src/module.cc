@@ -46,13 +46,13 @@ void CheckMap(const Array& map, const sparge_plan* plan, const PlanDesc& desc) {
 
 // Lets go of the GIL for the work.
 void Do(Verb verb, Call& call, double effort = 0) {
-  const Problem& problem = call.problem();
+  const Described& described = call.described();
   RunArgs& args = call.args();
   nb::gil_scoped_release release;
   Engine& engine = Engine::Get();
   const auto context = engine.ContextFor(call.threads());
-  const PlanPtr plan = MakePlan(*context, problem.desc);
-  if (call.outputs().map) CheckMap(*call.outputs().map, plan.get(), problem.desc);
+  const PlanPtr plan = MakePlan(*context, described.desc);
+  if (call.outputs().map) CheckMap(*call.outputs().map, plan.get(), described.desc);
   if (verb == Verb::kReference) return Check(sparge_reference(plan.get(), &args));
   Workspace workspace = engine.TakeWorkspace(sparge_plan_workspace_size(plan.get()));
   args.workspace = workspace.bytes.get();

@@ -27,7 +27,7 @@ struct Given {
 };
 
 struct Reading {
-  Problem& problem;
+  Described& described;
   Given& given;
   const char* name;
   nb::handle value;
@@ -104,7 +104,7 @@ std::vector<T> Sequence(const Reading& r, const Element& element) {
   if (!IsSequence(r.value)) RaiseType(std::string(r.name) + "=" + Text(r.value) + " is no list");
   std::vector<T> values;
   for (nb::handle item : nb::borrow(r.value)) {
-    values.push_back(element(Reading{r.problem, r.given, r.name, item}));
+    values.push_back(element(Reading{r.described, r.given, r.name, item}));
   }
   if (values.empty()) RaiseValue(std::string(r.name) + " is empty");
   return values;
@@ -132,7 +132,7 @@ double PvSkip(const Reading& r) {
 void ReadGrid(const Reading& r) {
   const auto sides = Sequence<int64_t>(r, Int);
   if (sides.size() != 3) RaiseValue("grid=" + Text(r.value) + " is not (T, H, W)");
-  std::copy(sides.begin(), sides.end(), r.problem.desc.grid);
+  std::copy(sides.begin(), sides.end(), r.described.desc.grid);
 }
 
 void ReadBound(const Reading& r, double& bound) {
@@ -156,15 +156,15 @@ struct Option {
 
 constexpr Option kOptions[] = {
     {"layout", Says::kWhat, [](const Reading&) {}},  // ReadLayout
-    {"causal", Says::kWhat, [](const Reading& r) { r.problem.desc.causal = Bool(r); }},
-    {"query_offset", Says::kWhat, [](const Reading& r) { r.problem.desc.query_offset = Int(r); }},
+    {"causal", Says::kWhat, [](const Reading& r) { r.described.desc.causal = Bool(r); }},
+    {"query_offset", Says::kWhat, [](const Reading& r) { r.described.desc.query_offset = Int(r); }},
     // To the library 0 means none, or the default; who writes 0 here wants something else.
-    {"window", Says::kWhat, [](const Reading& r) { NotZero(r, r.problem.desc.window = Int(r)); }},
-    {"scale", Says::kWhat, [](const Reading& r) { NotZero(r, r.problem.desc.scale = Float(r)); }},
-    {"softcap", Says::kWhat, [](const Reading& r) { r.problem.desc.softcap = Float(r); }},
-    {"mask", Says::kWhat, [](const Reading& r) { r.problem.mask = Input("mask", r.value); }},
-    {"alibi_slopes", Says::kWhat, [](const Reading& r) { r.problem.alibi_slopes = Floats(r); }},
-    {"sink_logits", Says::kWhat, [](const Reading& r) { r.problem.sink_logits = Floats(r); }},
+    {"window", Says::kWhat, [](const Reading& r) { NotZero(r, r.described.desc.window = Int(r)); }},
+    {"scale", Says::kWhat, [](const Reading& r) { NotZero(r, r.described.desc.scale = Float(r)); }},
+    {"softcap", Says::kWhat, [](const Reading& r) { r.described.desc.softcap = Float(r); }},
+    {"mask", Says::kWhat, [](const Reading& r) { r.described.mask = Input("mask", r.value); }},
+    {"alibi_slopes", Says::kWhat, [](const Reading& r) { r.described.alibi_slopes = Floats(r); }},
+    {"sink_logits", Says::kWhat, [](const Reading& r) { r.described.sink_logits = Floats(r); }},
     {"precision", Says::kHow,
      [](const Reading& r) {
        r.given.precision = OneOrMany<sparge_precision>(
@@ -177,16 +177,16 @@ constexpr Option kOptions[] = {
     {"topk", Says::kHow, [](const Reading& r) { r.given.topk = OneOrMany<double>(r, Float); }},
     {"pv_skip", Says::kHow, [](const Reading& r) { r.given.pv_skip = OneOrMany<double>(r, PvSkip); }},
     {"predictor", Says::kHow,
-     [](const Reading& r) { r.problem.desc.predictor = OneOf<sparge_predictor>("predictor", r.value, kPredictors); }},
+     [](const Reading& r) { r.described.desc.predictor = OneOf<sparge_predictor>("predictor", r.value, kPredictors); }},
     {"keep_sink", Says::kWhat,
      [](const Reading& r) {
-       r.problem.desc.keep_sink = Bool(r);
+       r.described.desc.keep_sink = Bool(r);
        r.given.sink = true;
      }},
-    {"dense_tail", Says::kHow, [](const Reading& r) { r.problem.desc.dense_tail = Int(r); }},
-    {"map", Says::kHow, [](const Reading& r) { r.problem.map = Input("map", r.value); }},
+    {"dense_tail", Says::kHow, [](const Reading& r) { r.described.desc.dense_tail = Int(r); }},
+    {"map", Says::kHow, [](const Reading& r) { r.described.map = Input("map", r.value); }},
     {"calibration", Says::kHow,
-     [](const Reading& r) { r.problem.calibration = Cast<std::shared_ptr<Calibration>>(r, "sparge.Calibration"); }},
+     [](const Reading& r) { r.described.calibration = Cast<std::shared_ptr<Calibration>>(r, "sparge.Calibration"); }},
     {"target_l1", Says::kHow, ReadTarget},
     {"pv_l1", Says::kHow,
      [](const Reading& r) {
@@ -204,14 +204,14 @@ constexpr Option kOptions[] = {
        r.given.has_bounds = true;
      }},
     {"grid", Says::kWhat, ReadGrid},
-    {"text_tokens", Says::kWhat, [](const Reading& r) { r.problem.desc.text_tokens = Int(r); }},
-    {"text_after", Says::kWhat, [](const Reading& r) { r.problem.desc.text_after = Bool(r); }},
-    {"q_offsets", Says::kWhat, [](const Reading& r) { r.problem.q_offsets = Sequence<int64_t>(r, Int); }},
-    {"kv_offsets", Says::kWhat, [](const Reading& r) { r.problem.kv_offsets = Sequence<int64_t>(r, Int); }},
-    {"threads", Says::kWhat, [](const Reading& r) { r.problem.threads = CheckedThreads(Int(r)); }},
+    {"text_tokens", Says::kWhat, [](const Reading& r) { r.described.desc.text_tokens = Int(r); }},
+    {"text_after", Says::kWhat, [](const Reading& r) { r.described.desc.text_after = Bool(r); }},
+    {"q_offsets", Says::kWhat, [](const Reading& r) { r.described.q_offsets = Sequence<int64_t>(r, Int); }},
+    {"kv_offsets", Says::kWhat, [](const Reading& r) { r.described.kv_offsets = Sequence<int64_t>(r, Int); }},
+    {"threads", Says::kWhat, [](const Reading& r) { r.described.threads = CheckedThreads(Int(r)); }},
 };
 
-void ReadOption(nb::handle key, nb::handle value, Asker asker, Problem& problem, Given& given) {
+void ReadOption(nb::handle key, nb::handle value, Asker asker, Described& described, Given& given) {
   const std::string name = nb::cast<std::string>(key);
   const auto option = std::find_if(std::begin(kOptions), std::end(kOptions),
                                    [&](const Option& candidate) { return candidate.name == name; });
@@ -219,7 +219,7 @@ void ReadOption(nb::handle key, nb::handle value, Asker asker, Problem& problem,
   // None: as if it had not been given, except where it has a meaning of its own.
   if (value.is_none() && name != "pv_skip") return;
   if (asker == Asker::kLayer && option->says == Says::kHow) RaiseValue(name + " is the layer's to choose");
-  option->read({problem, given, option->name.data(), value});
+  option->read({described, given, option->name.data(), value});
 }
 
 void SetShapes(const TensorView& q, const TensorView& k, const TensorView* v, PlanDesc& desc) {
@@ -261,8 +261,8 @@ bool Differs(const std::optional<std::vector<T>>& given) {
   return given && given->size() > 1;
 }
 
-void SetParameters(const Given& given, Problem& problem) {
-  PlanDesc& desc = problem.desc;
+void SetParameters(const Given& given, Described& described) {
+  PlanDesc& desc = described.desc;
   const sparge_head_params d = desc.params;
   const auto first = [](const auto& list, double otherwise) {
     return list && !list->empty() ? list->front() : otherwise;
@@ -274,12 +274,12 @@ void SetParameters(const Given& given, Problem& problem) {
     const auto tau = PerHead("tau", given.tau, d.tau, desc.q_heads);
     const auto topk = PerHead("topk", given.topk, d.topk, desc.q_heads);
     const auto skip = PerHead("pv_skip", given.pv_skip, d.pv_skip, desc.q_heads);
-    for (size_t h = 0; h < theta.size(); ++h) problem.heads.push_back({theta[h], tau[h], topk[h], skip[h]});
-    desc.heads = problem.heads.data();
+    for (size_t h = 0; h < theta.size(); ++h) described.heads.push_back({theta[h], tau[h], topk[h], skip[h]});
+    desc.heads = described.heads.data();
   }
   if (Differs(given.precision)) {
-    problem.head_precision = PerHead("precision", given.precision, SPARGE_PRECISION_INT8, desc.q_heads);
-    desc.head_precision = problem.head_precision.data();
+    described.head_precision = PerHead("precision", given.precision, SPARGE_PRECISION_INT8, desc.q_heads);
+    desc.head_precision = described.head_precision.data();
   } else if (given.precision && !given.precision->empty()) {
     desc.precision = given.precision->front();
   }
@@ -303,18 +303,18 @@ void CheckThresholds(const Given& given, const PlanDesc& desc) {
 }
 
 // Automatic unless thresholds or a map say otherwise. A bound of 0 is exact: nothing skipped, and fp32 unless told.
-void SetSelection(Given& given, Problem& problem) {
-  PlanDesc& desc = problem.desc;
+void SetSelection(Given& given, Described& described) {
+  PlanDesc& desc = described.desc;
   const bool thresholds = given.theta || given.tau || given.topk || given.pv_skip;
   sparge_select automatic = SPARGE_SELECT_AUTO;
-  if (problem.map)
+  if (described.map)
     automatic = SPARGE_SELECT_MAP;
   else if (given.topk)
     automatic = SPARGE_SELECT_TOPK;
   else if (given.tau)
     automatic = SPARGE_SELECT_FLOOR;
   desc.select = given.select.value_or(automatic);
-  if (desc.select == SPARGE_SELECT_AUTO && given.exact && !problem.calibration) {
+  if (desc.select == SPARGE_SELECT_AUTO && given.exact && !described.calibration) {
     if (thresholds || given.other_bounds) RaiseValue("target_l1=0 is exact: no other bound or threshold has an effect");
     desc.select = SPARGE_SELECT_ALL;
     given.pv_skip = {SPARGE_PV_SKIP_OFF};
@@ -323,19 +323,19 @@ void SetSelection(Given& given, Problem& problem) {
   }
   const bool is_auto = desc.select == SPARGE_SELECT_AUTO;
   if (is_auto && thresholds) RaiseValue("theta, tau, topk and pv_skip have no effect on select='auto'");
-  if (!is_auto && (given.has_bounds || problem.calibration)) {
+  if (!is_auto && (given.has_bounds || described.calibration)) {
     RaiseValue("target_l1, pv_l1, round_l1, seed and calibration are for select='auto'");
   }
   CheckThresholds(given, desc);
-  if (problem.calibration && given.has_bounds) {
+  if (described.calibration && given.has_bounds) {
     RaiseValue("target_l1, pv_l1, round_l1 and seed belong to the calibration: give them when it is made");
   }
-  if (is_auto && !problem.calibration) {
+  if (is_auto && !described.calibration) {
     given.bounds.q_heads = desc.q_heads;
     if (!given.has_pv_l1) given.bounds.pv_l1 = SPARGE_PV_ROOM * given.bounds.target_l1;
-    problem.calibration = std::make_shared<Calibration>(given.bounds);
+    described.calibration = std::make_shared<Calibration>(given.bounds);
   }
-  desc.calibration = problem.calibration ? problem.calibration->get() : nullptr;
+  desc.calibration = described.calibration ? described.calibration->get() : nullptr;
 }
 
 sparge_mask_type MaskType(const Array& input) {
@@ -367,28 +367,28 @@ std::array<int64_t, 4> BroadcastStrides(const Array& input, const std::array<int
   return strides;
 }
 
-void SetMask(Problem& problem) {
-  if (!problem.mask) return;
-  if (!problem.q_offsets.empty()) RaiseValue("mask: not for packed batches (q_offsets)");
-  PlanDesc& d = problem.desc;
-  d.mask = MaskType(problem.mask->array());
-  const auto strides = BroadcastStrides(problem.mask->array(), {d.batch, d.q_heads, d.q_tokens, d.kv_tokens}, 1);
-  problem.mask_view = {problem.mask->array().data, strides[0], strides[1], strides[2]};
+void SetMask(Described& described) {
+  if (!described.mask) return;
+  if (!described.q_offsets.empty()) RaiseValue("mask: not for packed batches (q_offsets)");
+  PlanDesc& d = described.desc;
+  d.mask = MaskType(described.mask->array());
+  const auto strides = BroadcastStrides(described.mask->array(), {d.batch, d.q_heads, d.q_tokens, d.kv_tokens}, 1);
+  described.mask_view = {described.mask->array().data, strides[0], strides[1], strides[2]};
 }
 
-void SetMap(Problem& problem) {
-  if (!problem.map) return;
-  if (!problem.q_offsets.empty()) RaiseValue("map: not for packed batches (q_offsets)");
-  if (problem.desc.select != SPARGE_SELECT_MAP) RaiseValue("map is for select='map'");
-  const PlanDesc& d = problem.desc;
-  if (MaskType(problem.map->array()) != SPARGE_MASK_BOOL) RaiseType("map: its dtype is neither bool nor uint8");
+void SetMap(Described& described) {
+  if (!described.map) return;
+  if (!described.q_offsets.empty()) RaiseValue("map: not for packed batches (q_offsets)");
+  if (described.desc.select != SPARGE_SELECT_MAP) RaiseValue("map is for select='map'");
+  const PlanDesc& d = described.desc;
+  if (MaskType(described.map->array()) != SPARGE_MASK_BOOL) RaiseType("map: its dtype is neither bool nor uint8");
   const auto blocks = [](int64_t tokens, int64_t size) { return (tokens + size - 1) / size; };
   const std::array<int64_t, 4> wanted{d.batch, d.q_heads, blocks(d.q_tokens, SPARGE_BLOCK_Q),
                                       blocks(d.kv_tokens, SPARGE_BLOCK_K)};
-  const auto strides = BroadcastStrides(problem.map->array(), wanted, 2);
+  const auto strides = BroadcastStrides(described.map->array(), wanted, 2);
   if (wanted[2] > 1 && strides[2] != wanted[3]) RaiseValue("map: its last two dimensions are not contiguous");
-  problem.map_batch_stride = strides[0];
-  problem.map_head_stride = strides[1];
+  described.map_batch_stride = strides[0];
+  described.map_head_stride = strides[1];
 }
 
 void CheckCount(const char* name, size_t count, int64_t wanted) {
@@ -397,25 +397,25 @@ void CheckCount(const char* name, size_t count, int64_t wanted) {
   }
 }
 
-void SetLists(Problem& problem) {
-  PlanDesc& desc = problem.desc;
-  CheckCount("alibi_slopes", problem.alibi_slopes.size(), desc.q_heads);
-  CheckCount("sink_logits", problem.sink_logits.size(), desc.q_heads);
-  if (!problem.alibi_slopes.empty()) desc.alibi_slopes = problem.alibi_slopes.data();
-  if (!problem.sink_logits.empty()) desc.sink_logits = problem.sink_logits.data();
-  if (problem.q_offsets.empty() && problem.kv_offsets.empty()) return;
+void SetLists(Described& described) {
+  PlanDesc& desc = described.desc;
+  CheckCount("alibi_slopes", described.alibi_slopes.size(), desc.q_heads);
+  CheckCount("sink_logits", described.sink_logits.size(), desc.q_heads);
+  if (!described.alibi_slopes.empty()) desc.alibi_slopes = described.alibi_slopes.data();
+  if (!described.sink_logits.empty()) desc.sink_logits = described.sink_logits.data();
+  if (described.q_offsets.empty() && described.kv_offsets.empty()) return;
   // A packed batch: its tensors have no batch dimension, and the offsets say how many sequences there are.
   if (desc.batch != 1)
     RaiseValue("q_offsets: a packed batch has no batch dimension, q has " + std::to_string(desc.batch));
-  if (problem.q_offsets.size() < 2)
-    RaiseValue("q_offsets has " + std::to_string(problem.q_offsets.size()) + " values, not 2 or more");
-  if (problem.kv_offsets.size() != problem.q_offsets.size()) {
-    RaiseValue("kv_offsets has " + std::to_string(problem.kv_offsets.size()) + " values, q_offsets " +
-               std::to_string(problem.q_offsets.size()));
+  if (described.q_offsets.size() < 2)
+    RaiseValue("q_offsets has " + std::to_string(described.q_offsets.size()) + " values, not 2 or more");
+  if (described.kv_offsets.size() != described.q_offsets.size()) {
+    RaiseValue("kv_offsets has " + std::to_string(described.kv_offsets.size()) + " values, q_offsets " +
+               std::to_string(described.q_offsets.size()));
   }
-  desc.batch = static_cast<int64_t>(problem.q_offsets.size()) - 1;
-  desc.q_offsets = problem.q_offsets.data();
-  desc.kv_offsets = problem.kv_offsets.data();
+  desc.batch = static_cast<int64_t>(described.q_offsets.size()) - 1;
+  desc.q_offsets = described.q_offsets.data();
+  desc.kv_offsets = described.kv_offsets.data();
 }
 
 }  // namespace
@@ -433,18 +433,18 @@ int32_t ReadPrecision(nb::handle name) {
 const char* NameOf(sparge_precision precision) { return NameIn<sparge_precision>(precision, kPrecisions); }
 const char* NameOf(sparge_select select) { return NameIn<sparge_select>(select, kSelects); }
 
-void ReadProblem(const TensorView& q, const TensorView& k, const TensorView* v, nb::dict options, Asker asker,
-                 Problem& problem) {
+void ReadCall(const TensorView& q, const TensorView& k, const TensorView* v, nb::dict options, Asker asker,
+              Described& described) {
   Given given;
-  for (const auto& [key, value] : options) ReadOption(key, value, asker, problem, given);
-  SetShapes(q, k, v, problem.desc);
+  for (const auto& [key, value] : options) ReadOption(key, value, asker, described, given);
+  SetShapes(q, k, v, described.desc);
   if (asker == Asker::kCaller) {
-    SetSelection(given, problem);
-    SetParameters(given, problem);
+    SetSelection(given, described);
+    SetParameters(given, described);
   }
-  SetLists(problem);
-  SetMask(problem);
-  SetMap(problem);
+  SetLists(described);
+  SetMask(described);
+  SetMap(described);
 }
 
 }  // namespace sparge::python

@@ -11,7 +11,7 @@
 namespace sparge::python {
 
 // One call, as its arguments say it; arrays that the descriptor points to are kept here.
-struct Problem {
+struct Described {
   PlanDesc desc;
   Layout layout = Layout::kHeadsFirst;
   int32_t threads = 0;
@@ -33,8 +33,8 @@ enum class Asker { kCaller, kLayer };
 
 // `q`, `k`, `v` give the shapes (`v` may be absent: prediction). Raises what is wrong with any of them.
 // Not movable once read: the descriptor points into it.
-void ReadProblem(const TensorView& q, const TensorView& k, const TensorView* v, nb::dict options, Asker asker,
-                 Problem& problem);
+void ReadCall(const TensorView& q, const TensorView& k, const TensorView* v, nb::dict options, Asker asker,
+              Described& described);
 
 // A sparge_precision, or SPARGE_PRECISION_AUTO for None.
 int32_t ReadPrecision(nb::handle name);

@@ -13,8 +13,6 @@
 namespace sparge::impl {
 namespace {
 
-// Errors are concentrated in few rows. With fewer than this, none of them may be one of those.
-constexpr double kFewest = 40;
 // From here on a prompt in small batches takes fewer samples.
 constexpr double kSettled = 256;
 constexpr double kRoundingRows = 24;
@@ -26,7 +24,7 @@ constexpr double kJudged = 4;
 // then count no more than this one.
 constexpr double kDisagree = 2.0;
 constexpr double kTrifle = 0.1;
-// A call this far beyond the bound, by more than a standard error, is no chance: what was known is forgotten.
+// A call this far beyond the bound, by more than a standard error or so, is no chance.
 constexpr double kAlarm = 1.3;
 // Sparse code has to save this share of the tiles to be worth its prediction.
 constexpr double kWorthwhile = 0.02;
@@ -35,7 +33,10 @@ constexpr double kLoyalty = 0.02;
 
 // How far below the bound an estimate has to stay, in standard errors: one, and more while rows are so few that the
 // standard error itself is in doubt.
-double Margin(double count) { return 1.0 + 40.0 / count; }
+double Margin(double count) { return 1.0 + 60.0 / count; }
+
+// Likewise for what a single call says: the standard error of a few rows is hardly known.
+double JudgeMargin(double rows) { return 1.0 + 8.0 / rows; }
 
 bool Meets(const Estimate& estimate, double count, double bound) {
   return estimate.value + Margin(count) * estimate.error <= bound &&
@@ -131,7 +132,6 @@ void ForgetSkips(HeadRecord& head) {
   head.skip_sizes = {};
   head.skips_now = {};
   head.skips_past = {};
-  head.skip = 0;
 }
 
 // The cheapest theta and tau within the bound; tau index 0 always is. The cost falls with tau.
@@ -174,7 +174,7 @@ Estimate WithSkip(const HeadRecord& head, int32_t skip, const EstimateOf& estima
 int32_t ChooseSkip(const HeadRecord& head) {
   int32_t best = 0;
   const double rows = head.skip_sizes.Rows();
-  if (rows < kFewest / 2) return best;
+  if (rows < kFewest / 2 || !Near(head.cell, head.skip_cell)) return best;
   for (int32_t skip = 1; skip < kSkips; ++skip) {
     if (SkipErrors(head, skip).Cost() < SkipErrors(head, best).Cost() &&
         Meets(WithSkip(head, skip, EstimateAll), rows, head.pv_l1)) {
@@ -185,21 +185,21 @@ int32_t ChooseSkip(const HeadRecord& head) {
 }
 
 // Looks at how the choice does in the call at hand.
-void Judge(HeadRecord& head) {
+void Judge(HeadRecord& head, Follow follow) {
   LimitPast(head, kWindow);
   const double rows = head.sizes.now.count;
   if (head.state != SPARGE_HEAD_SPARSE || rows < kJudged || head.sizes.past.count == 0) return;
-  const auto beyond = [](const Estimate& now, double bound) {
-    return now.value > kAlarm * bound && now.value - now.error > bound;
+  const auto beyond = [margin = JudgeMargin(rows)](const Estimate& now, double bound) {
+    return now.value > kAlarm * bound && now.value - margin * now.error > bound;
   };
   const Estimate now = EstimateNow(head.sizes, At(head, head.cell));
   const Estimate past = EstimatePast(head.sizes, At(head, head.cell));
   const bool skips = head.skip > 0 && head.skip_sizes.now.count >= kJudged;
   if (beyond(now, head.target_l1) || (skips && beyond(WithSkip(head, head.skip, EstimateNow), head.pv_l1))) {
-    Fade(head, 0.0);
+    LimitPast(head, follow == Follow::kAnew ? 0.0 : rows);
     head.state = SPARGE_HEAD_UNKNOWN;
   } else if (std::fabs(now.value - past.value) >
-             std::max(kDisagree * std::hypot(now.error, past.error), kTrifle * head.target_l1)) {
+             std::max(kDisagree * JudgeMargin(rows) * std::hypot(now.error, past.error), kTrifle * head.target_l1)) {
     LimitPast(head, rows);
   }
 }
@@ -261,7 +261,6 @@ void Calibration::Choose(HeadRecord& head) const {
   head.needs_int16 = EstimateOne(head.round_sizes, head.rounding).value > round_l1_;
   if (head.sizes.Rows() == 0) return;
   const Cell cell = head.target_l1 > 0 ? ChooseCell(head) : Cell{};
-  if (!Near(cell, head.cell)) ForgetSkips(head);
   head.cell = cell;
   if (head.sizes.Rows() < kFewest) return;  // a guess, good enough to measure lambda at
   const bool worthwhile = At(head, cell).Cost() <= (1 - kWorthwhile) * TilesOf(head);
@@ -281,6 +280,10 @@ void Calibration::Learn(const Sample& sample, std::span<const RowResult> rows) {
   head.keys = std::max(head.keys, sample.keys);
   // The choice may have moved in the meantime: far away, this sample tells nothing about lambda.
   const bool skips = sample.with_skips && Near(sample.cell, head.cell);
+  if (skips && !Near(sample.cell, head.skip_cell)) {
+    ForgetSkips(head);
+    head.skip_cell = sample.cell;
+  }
   for (const RowResult& row : rows) {
     if (!Counts(row)) continue;
     LearnCells(row, head);
@@ -291,12 +294,12 @@ void Calibration::Learn(const Sample& sample, std::span<const RowResult> rows) {
   }
 }
 
-void Calibration::Decide(int64_t index, uint64_t call, bool follow) {
+void Calibration::Decide(int64_t index, uint64_t call, Follow follow) {
   const std::lock_guard lock(mutex_);
   HeadRecord& head = heads_[static_cast<size_t>(index)];
   const auto number = static_cast<double>(call + 1);
   if (head.call != number) return;  // nothing was measured, or another call came in between
-  if (follow && head.judged != number) Judge(head);
+  if (follow != Follow::kParts && head.judged != number) Judge(head, follow);
   head.judged = number;
   Choose(head);
 }

@@ -28,6 +28,9 @@ namespace sparge::impl {
 inline constexpr double kTargetL1 = 0.015;
 inline constexpr double kRoundL1 = 0.05;
 
+// Rows that a choice needs. Errors are concentrated in few rows: with fewer, none of them may be one of those.
+inline constexpr double kFewest = 40;
+
 // Standard deviations beyond which one call in twenty lies: a single one shall stay within SPARGE_SINGLE_CALL times the
 // bound so often.
 inline constexpr double kOneInTwenty = 1.645;
@@ -79,7 +82,8 @@ struct HeadRecord {
   std::array<double, kThetas> tiles_now{};
   std::array<std::array<ErrorPast, kTaus>, kThetas> past{};
   double tiles_past = 0;
-  // lambda, at `cell` or close to it
+  // lambda, at `skip_cell` or close to it
+  Cell skip_cell;
   SizeHistory skip_sizes;
   std::array<ErrorSums, kSkips> skips_now{};
   std::array<ErrorPast, kSkips> skips_past{};
@@ -105,6 +109,13 @@ struct HeadSetting {
   int64_t missing;  // rows until a first choice can be made
 };
 
+// What a call means for what is known from earlier ones.
+enum class Follow {
+  kParts,  // all calls are parts of one whole
+  kLean,   // the input may change: where the call disagrees, earlier ones count no more than it does
+  kAnew    // where it is beyond the bound, they do not count at all: the call has rows enough for a choice
+};
+
 struct Calibration {
  public:
   explicit Calibration(const sparge_calibration_desc& desc);
@@ -120,9 +131,8 @@ struct Calibration {
   HeadSetting Setting(int64_t head) const;
   // Adds the rows of a sample.
   void Learn(const Sample& sample, std::span<const RowResult> rows);
-  // Chooses anew, if the call had samples of this head. `follow`: the input may change from call to call; what is known
-  // counts only as far as the call agrees with it. Else all calls are parts of one whole.
-  void Decide(int64_t head, uint64_t call, bool follow);
+  // Chooses anew, if the call had samples of this head.
+  void Decide(int64_t head, uint64_t call, Follow follow);
   void SetBounds(int64_t head, double target_l1, double pv_l1);
   void Describe(int64_t head, sparge_head_estimate& out) const;
 

@@ -7,8 +7,8 @@
 namespace sparge::impl {
 namespace {
 
-// One sample in so many is compared with fp32, which costs as much again; at least one of a call, at most two.
-constexpr int64_t kRoundingOneIn = 6;
+// Of the most that a first choice may cost, what the second round may take.
+constexpr double kSecondShare = 0.65;
 // Numbers that look random, per head and round.
 constexpr int64_t kChancesPerRound = 1 << 20;
 
@@ -63,7 +63,7 @@ double CountRows(const Problem& problem, const Sampling& sampling, const HeadSet
   const double rows = std::max(kFirstEffort, least) * per_effort / kRounds;
   // What is missing, if this round can afford it. The second one follows either as much, or the little that is measured
   // of a head that has a choice.
-  const double share = sampling.round == 0 ? 0.5 : 0.65;
+  const double share = sampling.round == 0 ? 0.5 : kSecondShare;
   const double missing = static_cast<double>(setting.missing) * (sampling.round == 0 ? 0.5 : 1.0);
   return missing <= kMostFirstEffort * per_effort * share ? std::max(rows, missing) : rows;
 }
@@ -76,6 +76,12 @@ int64_t CountSamples(const Problem& problem, const Sampling& sampling, int64_t h
                                           : sampling.effort * queries / kSampleCost / kRounds;
   // What is left of a sample is taken with that chance, so that small calls spend no more on average.
   return static_cast<int64_t>(rows / static_cast<double>(sampling.sample_rows) + ChanceOf(problem, sampling, head, 0));
+}
+
+Follow FollowFor(const Problem& problem, const Sampling& sampling) {
+  if (sampling.effort >= 0) return Follow::kParts;
+  const double second = kSecondShare * kMostFirstEffort * static_cast<double>(CountQueries(problem)) / kSampleCost;
+  return second + static_cast<double>(sampling.sample_rows) >= kFewest ? Follow::kAnew : Follow::kLean;
 }
 
 int64_t NextSamples(const Problem& problem, const HeadChoice& heads, int64_t end_head, Sampling& sampling,
@@ -101,9 +107,9 @@ int64_t NextSamples(const Problem& problem, const HeadChoice& heads, int64_t end
       sample.head = head;
       sample.cell = setting.cell;
       sample.with_skips = setting.cell.tau > 0;
+      // One of a call, for it costs several times as much.
       sample.with_rounding = problem.precision != SPARGE_PRECISION_FP32 && !setting.rounding_known &&
-                             !setting.needs_int16 &&
-                             sampling.taken < std::clamp<int64_t>(sampling.samples / kRoundingOneIn, 1, 2);
+                             !setting.needs_int16 && sampling.round == 0 && sampling.taken == 0;
     }
   }
   return count;

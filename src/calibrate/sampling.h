@@ -13,7 +13,7 @@ namespace sparge::impl {
 inline constexpr double kSampleCost = 2.0;
 // Shares of a dense call that runs spend on a head: while its first choice is missing, and after.
 inline constexpr double kFirstEffort = 0.045;
-inline constexpr double kWatchEffort = 0.012;
+inline constexpr double kWatchEffort = 0.01;
 // At most so much for a first choice, if that is enough for it: a long prompt may be the only call there is.
 inline constexpr double kMostFirstEffort = 0.05;
 // Of the least effort that a plan asks for, what a head gets of which much is known.
@@ -37,6 +37,9 @@ struct Sampling {
 
 // How many samples this round takes of a head.
 int64_t CountSamples(const Problem& problem, const Sampling& sampling, int64_t head);
+
+// What the samples of such a call mean for what is known from earlier ones.
+Follow FollowFor(const Problem& problem, const Sampling& sampling);
 
 // Fills up to kSamplesAtOnce samples of active heads before `end_head`; returns their number, 0 at the end.
 int64_t NextSamples(const Problem& problem, const HeadChoice& heads, int64_t end_head, Sampling& sampling, Sample* out);

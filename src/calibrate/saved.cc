@@ -39,7 +39,7 @@ void VisitNumbers(Record& head, const Visit& visit) {
 
 // The choice, behind the numbers.
 struct SavedChoice {
-  int32_t state, theta, tau, skip, needs_int16;
+  int32_t state, theta, tau, skip, skip_theta, skip_tau, needs_int16;
 };
 
 size_t RecordBytes() {
@@ -72,12 +72,14 @@ HeadRecord LoadHead(const std::byte*& from) {
   const auto choice = Get<SavedChoice>(from);
   const auto within = [](int32_t value, int32_t end) { return value >= 0 && value < end; };
   SPARGE_REQUIRE(within(choice.state, SPARGE_HEAD_DENSE + 1) && within(choice.theta, kThetas) &&
-                     within(choice.tau, kTaus) && within(choice.skip, kSkips) && within(choice.needs_int16, 2),
+                     within(choice.tau, kTaus) && within(choice.skip_theta, kThetas) &&
+                     within(choice.skip_tau, kTaus) && within(choice.skip, kSkips) && within(choice.needs_int16, 2),
                  "data has a choice %d, %d, %d, %d, %d that is not on the grid", choice.state, choice.theta, choice.tau,
                  choice.skip, choice.needs_int16);
   head.state = static_cast<sparge_head_state>(choice.state);
   head.cell = {choice.theta, choice.tau};
   head.skip = choice.skip;
+  head.skip_cell = {choice.skip_theta, choice.skip_tau};
   head.needs_int16 = choice.needs_int16 != 0;
   return head;
 }
@@ -93,7 +95,9 @@ void Calibration::Save(std::byte* out) const {
   Put(header, out);
   for (const HeadRecord& head : heads_) {
     VisitNumbers(head, [&](const double& number) { Put(number, out); });
-    Put(SavedChoice{head.state, head.cell.theta, head.cell.tau, head.skip, head.needs_int16}, out);
+    Put(SavedChoice{head.state, head.cell.theta, head.cell.tau, head.skip, head.skip_cell.theta, head.skip_cell.tau,
+                    head.needs_int16},
+        out);
   }
 }
 

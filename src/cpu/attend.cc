@@ -78,7 +78,7 @@ void ProbeHeads(const Pass& pass, HeadRange range, Sampling sampling) {
       ProbeSamples(plan, pass.args, pass.w.packed, pass.w.stage1, pass.w.map, pass.w.probes, count);
     }
     for (int64_t h = range.begin; h < range.end; ++h) {
-      if (decisions.fresh[h]) plan.calibration->Decide(h, sampling.call, sampling.effort < 0);
+      if (decisions.fresh[h]) plan.calibration->Decide(h, sampling.call, FollowFor(plan, sampling));
     }
   }
 }

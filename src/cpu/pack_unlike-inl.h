@@ -29,19 +29,43 @@ HWY_INLINE float SquaredDistance(const float* a, const float* b, int64_t pad) {
   return distance >= 0 ? distance : 0.0f;
 }
 
+// The squared distances of `count` rows from `begin` on from the mean, kLanes rows at a time.
+HWY_INLINE void DistancesFromMean(const UnlikeArgs& args, const float* mean, int64_t begin, int64_t count,
+                                  float* distance) {
+  const F32 d;
+  for (int64_t r = 0; r < count; r += kLanes) {
+    VF sums[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const int64_t token = begin + std::min(r + i, count - 1);  // the last one again, for a whole vector
+      const float* row = TokenAsFloats(args.tokens, token, args.dim_pad, args.scratch);
+      VF sum = hn::Zero(d);
+      for (int64_t c = 0; c < args.dim_pad; c += kLanes) {
+        const VF difference = hn::Sub(hn::LoadU(d, row + c), hn::Load(d, mean + c));
+        sum = hn::MulAdd(difference, difference, sum);
+      }
+      sums[i] = sum;
+    }
+    const VF all = SumOfEach(sums);
+    hn::Store(hn::IfThenElseZero(hn::Ge(all, hn::Zero(d)), all), d, distance + r);  // NaN has none
+  }
+}
+
 // The rows of one pool, `count` from `begin` on: the one farthest from the mean speaks for all that are like it, then
 // the farthest of the rest.
 HWY_INLINE void FindUnlikeOfPool(const UnlikeArgs& args, const float* mean, int64_t begin, int64_t count,
                                  UnlikeRows& out) {
-  float distance[kBlockQ], sorted[kBlockQ];
-  float* row = args.scratch;
-  float* other = args.scratch + args.dim_pad;
-  for (int64_t r = 0; r < count; ++r) {
-    distance[r] = SquaredDistance(TokenAsFloats(args.tokens, begin + r, args.dim_pad, row), mean, args.dim_pad);
-  }
+  HWY_ALIGN float distance[kBlockQ];
+  float sorted[kBlockQ];
+  DistancesFromMean(args, mean, begin, count, distance);
+  // Mostly half of the rows are so far away that the median need not be known.
+  const float far_enough = *std::max_element(distance, distance + count) / UnlikeRows::kRatio;
+  const auto is_far = [far_enough](float x) { return x >= far_enough; };
+  if (std::count_if(distance, distance + count, is_far) > count / 2) return;
   std::copy_n(distance, count, sorted);
   std::nth_element(sorted, sorted + count / 2, sorted + count);
   const float most = UnlikeRows::kRatio * sorted[count / 2];
+  float* row = args.scratch;
+  float* other = args.scratch + args.dim_pad;
   for (; !out.TooMany(); ++out.count) {
     const int64_t far = std::max_element(distance, distance + count) - distance;
     if (!(distance[far] > most)) return;

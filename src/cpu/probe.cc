@@ -64,8 +64,13 @@ uint8_t CountKeepers(double scaled) {
 
 // How many lambdas of the grid keep a tile that lies so far below the best before it, natural-log units.
 uint8_t CountUnskipped(float depth) {
-  int count = 1;  // "off" does
-  while (count<kSkips&& static_cast<float>(SkipAt(count))> depth) ++count;
+  static const auto kLambdas = [] {
+    std::array<float, kSkips> lambdas{};
+    for (int i = 0; i < kSkips; ++i) lambdas[static_cast<size_t>(i)] = static_cast<float>(SkipAt(i));
+    return lambdas;
+  }();
+  int count = kSkips;
+  while (count > 1 && kLambdas[static_cast<size_t>(count - 1)] <= depth) --count;  // "off" keeps all
   return static_cast<uint8_t>(count);
 }
 
@@ -115,6 +120,7 @@ class Probe {
       const int64_t place = IndexOf(id) * kBlockQ + (sample_.first + r * sample_.step) % kBlockQ;
       std::memcpy(my_.rows + r * RowBytes(plan_), packed_.queries + place * RowBytes(plan_),
                   static_cast<size_t>(RowBytes(plan_)));
+      mass_[r] = store_.Row(IndexOf(id));
       factor_[r] = packed_.q_factor[place];
       shift_[r] = packed_.q_shift[place];
     }
@@ -130,7 +136,7 @@ class Probe {
     tiles_ = 0;
     for (int64_t j = 0; j < sequence_.k_blocks; ++j) {
       bool seen = false;
-      for (int64_t r = 0; r < rows_; ++r) seen = seen || store_.Row(IndexOf(BlockOf(r)))[j] != MassStore::kHidden;
+      for (int64_t r = 0; r < rows_; ++r) seen = seen || mass_[r][j] != MassStore::kHidden;
       if (seen) my_.tiles[tiles_++] = static_cast<int32_t>(j);
     }
     if (map_.masked == nullptr) return;
@@ -161,19 +167,21 @@ class Probe {
 
   // What the tiles of a row are relative to from here on, and their weights.
   void FindTops() {
-    std::fill_n(top_, kMostRows, 0.0f);
+    std::fill_n(top_, kMostRows, kMinusInf);
     for (int64_t r = 0; r < rows_; ++r) {
       top_[r] = sink_[r] = SinkOf(r, shift_[r]);
-      for (int64_t t = 0; t < tiles_; ++t) top_[r] = std::max(top_[r], M(t)[r]);
-      if (top_[r] == kMinusInf) top_[r] = 0.0f;  // it sees nothing
     }
+    for (int64_t t = 0; t < tiles_; ++t) {
+      for (int64_t r = 0; r < kMostRows; ++r) top_[r] = std::max(top_[r], M(t)[r]);
+    }
+    std::replace(top_, top_ + kMostRows, kMinusInf, 0.0f);  // a row that sees nothing
     for (int64_t t = 0; t < tiles_; ++t) ops_.weights(M(t), top_, kMostRows, my_.weight + t * kMostRows);
   }
 
   // Puts every tile of a row into the bucket of the taus that keep it. Returns how many tiles the row's block sees.
   int64_t Sort(int64_t r) {
     const BlockId id = BlockOf(r);
-    const float* mass = store_.Row(IndexOf(id));
+    const float* mass = mass_[r];
     const RowRule rule = ForcedRule(plan_, id);
     const bool in_full = packed_.q.similarity[IndexOf(id)] == kNotAlike;
     int64_t visible = 0;
@@ -257,7 +265,7 @@ class Probe {
     Distances(buckets, sink, dense_l, result.error, result.kept);
     result.error[0] = 0;  // every tile: what is left is the order of summation
     if (sample_.with_skips) FollowSkip(r, sink, dense_l, result);
-    if (sample_.with_rounding) Round(r, dense_l, result);
+    if (r < exact_rows_) Round(r, dense_l, result);
     return true;
   }
 
@@ -285,10 +293,11 @@ class Probe {
     Distances(buckets, sink, dense_l, result.skip_error, result.skip_kept);
   }
 
-  // The rows in fp32, straight from the tensors.
+  // The first rows in fp32, straight from the tensors.
   void AttendExactly() {
     float factor[kMostRows], shift[kMostRows], m[kMostRows], l[kMostRows];
-    for (int64_t r = 0; r < rows_; ++r) {
+    exact_rows_ = std::min<int64_t>(rows_, plan_.kernel().group_rows);
+    for (int64_t r = 0; r < exact_rows_; ++r) {
       DirectRowsArgs row{};
       row.tokens = RowsOf(plan_, args_.q, sample_.sequence, sample_.head, sequence_.q_begin + kernel_.query.Position(r),
                           1, plan_.qk_dim);
@@ -304,12 +313,13 @@ class Probe {
     k.query.row_lanes = plan_.dim_pad();
     k.query.factor = factor;
     k.query.shift = shift;
+    k.query.count = static_cast<int>(exact_rows_);
     k.direct = TokensOf(plan_, args_, BlockOf(0));
     k.kept = my_.tiles;
     k.kept_count = tiles_;
     k.state = {my_.exact, m, l};
     plan_.kernel().attend_direct(k);
-    for (int64_t r = 0; r < rows_; ++r) {
+    for (int64_t r = 0; r < exact_rows_; ++r) {
       const float sink = SinkOf(r, 0.0f);
       exact_l_[r] = l[r] + (l[r] > 0 ? std::exp2(sink - m[r]) : 0.0f);
     }
@@ -338,6 +348,8 @@ class Probe {
   const int64_t rows_;
   KernelArgs kernel_{};
   int64_t tiles_ = 0;
+  int64_t exact_rows_ = 0;        // that were computed in fp32, too
+  const float* mass_[kMostRows];  // per row: the masses of its block's tiles
   float factor_[kMostRows], shift_[kMostRows];
   alignas(64) float top_[kMostRows];  // per row: what all tiles are relative to
   float sink_[kMostRows];             // per row: log2 units
@@ -346,7 +358,12 @@ class Probe {
 
 }  // namespace
 
-int64_t SampleRows(const Plan& plan) { return std::min<int64_t>(plan.kernel().group_rows, kMostRows); }
+int64_t SampleRows(const Plan& plan) {
+  // A sample reads all keys and values: with two groups that costs less by the row, where so many rows are wanted.
+  constexpr int64_t kManyQueries = 4096;
+  const int64_t groups = plan.q_tokens >= kManyQueries ? 2 : 1;
+  return std::min(groups * int64_t{plan.kernel().group_rows}, kMostRows);
+}
 
 ProbeMemory LayProbeMemory(const Plan& plan, Arena& arena) {
   const int64_t workers = plan.machine.executor.workers;

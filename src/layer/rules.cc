@@ -13,7 +13,7 @@ namespace {
 // call that runs sample by themselves would be too little of so small calls: the choice would come late, and be of the
 // parts before. So many keys of a dense call are spent instead, that is the same time in every batch, which is much of
 // the early and cheap ones, within these shares. docs/ggml.md has what that does.
-constexpr double kSampledKeys = 320;
+constexpr double kSampledKeys = 280;
 constexpr double kLeastEffort = 0.03;
 constexpr double kMostEffort = 0.5;
 

@@ -1,5 +1,8 @@
 // A prompt as llama.cpp reads it, through ggml's scheduler and nothing but ggml's public interface: prompt_test
-// BACKEND.so
+// BACKEND.so [FOLDER]
+//
+// FOLDER: queries, cache and results of the first kind of cache are written there, as they lie in memory, for
+// same_as_python.py.
 //
 // Batches of queries against a growing cache with a padded causal mask, computed by the CPU and by the scheduler with
 // the backend before the CPU. Compiled against any version of ggml. Says what differs and exits 1.
@@ -13,8 +16,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -99,6 +104,19 @@ std::vector<float> Run(std::vector<ggml_backend_t> backends, ggml_type type, flo
   return out;
 }
 
+template <class T>
+void Write(const std::string& path, const std::vector<T>& values) {
+  std::ofstream file(path, std::ios::binary | std::ios::app);
+  file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(T)));
+  if (!file.flush()) std::exit(1);
+}
+
+std::vector<ggml_fp16_t> AsHalf(const std::vector<float>& values) {
+  std::vector<ggml_fp16_t> half(values.size());
+  ggml_fp32_to_fp16_row(values.data(), half.data(), static_cast<int64_t>(values.size()));
+  return half;
+}
+
 double RelativeL1(const std::vector<float>& a, const std::vector<float>& b) {
   double error = 0, size = 0;
   for (size_t i = 0; i < b.size(); ++i) {
@@ -111,7 +129,8 @@ double RelativeL1(const std::vector<float>& a, const std::vector<float>& b) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
+  if (argc != 2 && argc != 3) return 2;
+  const std::string folder = argc == 3 ? argv[2] : "";
   ggml_backend_load_all();
   ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
   if (ggml_backend_load(argv[1]) == nullptr) {
@@ -128,6 +147,7 @@ int main(int argc, char** argv) {
       bool ours = false;
       const std::vector<float> want = Run({cpu}, type, max_bias, begin, begin + kBatch, nullptr);
       const std::vector<float> have = Run({sparge, cpu}, type, max_bias, begin, begin + kBatch, &ours);
+      if (!folder.empty() && &type == &kinds[0].first) Write(folder + "/out.f32", have);
       worst = std::max(worst, RelativeL1(have, want));
       all_ours = all_ours && ours;
     }
@@ -136,6 +156,11 @@ int main(int argc, char** argv) {
     std::printf("ggml %s, %s, bias %g: worst relative L1 of a batch %.4f, computed by %s\n", ggml_version(),
                 ggml_type_name(type), static_cast<double>(max_bias), worst, all_ours ? "SPARGE" : "another backend");
     failed = failed || !all_ours || !(worst < 1.2 * 0.01875 + 0.018);
+  }
+  if (!folder.empty()) {
+    Write(folder + "/q.f32", Walk(kHeads, 1));
+    Write(folder + "/k.f16", AsHalf(Walk(kKvHeads, 2)));
+    Write(folder + "/v.f16", AsHalf(Walk(kKvHeads, 3)));
   }
   // Decoding stays where it was.
   bool ours = true;
