@@ -309,7 +309,8 @@ typedef struct sparge_run_args {
   size_t workspace_size;
   /* Pictures of what happened, (batch, q_heads, q_blocks, k_blocks) contiguous; NULL = not wanted.
    * mass_out: share of a row's attention that a tile holds. predict: as predicted, over visible tiles (a plan that
-   * predicts), where a query that is unlike its neighbours may add to it; reference: the true one, mean over the queries of the block. Refused by run.
+   * predicts), to which a query that is unlike its neighbours may add; reference: the true one, mean over the
+   * queries of the block. Refused by run.
    * pv_out: row groups of the tile whose PV was computed. run only. */
   float* mass_out;
   uint8_t* pv_out;

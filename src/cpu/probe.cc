@@ -36,7 +36,7 @@ ProbeMemory OfWorker(const Plan& plan, const ProbeMemory& all, int32_t worker) {
   mine.weight += worker * plan.k_blocks * kMostRows;
   mine.row_weight += worker * plan.k_blocks;
   mine.bucket += worker * plan.k_blocks;
-  mine.sums += worker * (kTaus + 1) * plan.channels();
+  mine.sums += int64_t{worker} * (kTaus + 1) * plan.channels();
   mine.dense += worker * plan.channels();
   mine.exact += worker * rows * plan.channels();
   return mine;
