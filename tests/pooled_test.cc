@@ -59,6 +59,7 @@ class Oracle {
   // `clear`: no decision hangs on rounding.
   std::vector<int64_t> Unlike(int64_t b, int64_t h, int64_t row, bool* clear) const {
     std::vector<int64_t> found;
+    if (p_.desc.select != SPARGE_SELECT_FLOOR) return found;
     const int64_t end = std::min(p_.shape.q_tokens, (row + 1) * 128);
     for (int64_t first = row * 128; first < end; first += kPool) {
       const int64_t last = std::min(end, first + kPool);
@@ -115,7 +116,7 @@ class Oracle {
       for (size_t t = 0; t < mass.size() && sum > 0; ++t) {
         const double share = own[t] / sum;
         *clear = *clear && std::fabs(share - 0.125) > 0.02;  // int8 scores; see MassTolerance
-        if (share >= 0.125) mass[t] = std::max(mass[t], share);
+        if (share >= 0.125) mass[t] = 1;
       }
     }
     return mass;
@@ -211,7 +212,7 @@ Ruled Rule(const Problem& p, const Oracle& oracle, int64_t b, int64_t h, int64_t
   const std::vector<bool> visible = oracle.VisibleTiles(row);
   Ruled out{std::vector<uint8_t>(visible.size(), 0)};
   const bool in_full = oracle.Unlike(b, h, row, &out.clear).size() > 6;
-  const double similarity = in_full ? -1 : oracle.Similarity(b, h, row);
+  const double similarity = in_full ? -2 : oracle.Similarity(b, h, row);
   out.clear = out.clear && (in_full || std::fabs(similarity - params.theta) > 1e-5);
   std::vector<size_t> order;
   for (size_t t = 0; t < visible.size(); ++t) {

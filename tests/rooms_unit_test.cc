@@ -285,15 +285,15 @@ TEST(Calibration, SamplesWithFewerKeysCountLess) {
     calibration.Describe(0, out);
     return out;
   };
-  learn(40, 1000, 0.01);
-  EXPECT_EQ(estimate().samples, 40);
+  learn(160, 1000, 0.01);
+  EXPECT_EQ(estimate().samples, 160);
   EXPECT_NEAR(estimate().l1, 0.01, 1e-8);
-  learn(10, 4000, 0.015);
-  EXPECT_EQ(estimate().samples, 20);
+  learn(40, 4000, 0.015);
+  EXPECT_EQ(estimate().samples, 80);
   EXPECT_NEAR(estimate().l1, 0.0125, 1e-8);  // floats
-  learn(20, 1000, 0.015);
-  learn(5, 4000, 0.015);
-  EXPECT_EQ(estimate().samples, 45);
+  learn(80, 1000, 0.015);
+  learn(20, 4000, 0.015);
+  EXPECT_EQ(estimate().samples, 180);
 }
 
 TEST(Kernel, GridsCannotOverflow) {

@@ -147,8 +147,11 @@ Cell ChooseCell(const HeadRecord& head) {
       const Errors errors{head.past[theta][tau], now[theta][tau]};
       if (errors.Cost() >= best_cost) break;
       if (!meets(errors)) continue;
+      // Of those that cost the same the most careful one.
+      const auto cost = [&](int32_t index) { return head.past[theta][index].sums.cost + now[theta][index].cost; };
       best = {theta, tau};
       best_cost = errors.Cost();
+      while (best.tau > 1 && cost(best.tau - 1) <= best_cost) --best.tau;
       break;
     }
   }
@@ -200,7 +203,7 @@ void Judge(HeadRecord& head, Follow follow) {
     head.state = SPARGE_HEAD_UNKNOWN;
   } else if (std::fabs(now.value - past.value) >
              std::max(kDisagree * JudgeMargin(rows) * std::hypot(now.error, past.error), kTrifle * head.target_l1)) {
-    LimitPast(head, rows);
+    LimitPast(head, std::max(rows, kFewest - rows));
   }
 }
 
@@ -254,6 +257,7 @@ Calibration::Calibration(const sparge_calibration_desc& desc)
 
 uint64_t Calibration::NextCall() {
   const std::lock_guard lock(mutex_);
+  for (HeadRecord& head : heads_) CloseCall(head);
   return calls_++;
 }
 
@@ -262,7 +266,11 @@ void Calibration::Choose(HeadRecord& head) const {
   if (head.sizes.Rows() == 0) return;
   const Cell cell = head.target_l1 > 0 ? ChooseCell(head) : Cell{};
   head.cell = cell;
-  if (head.sizes.Rows() < kFewest) return;  // a guess, good enough to measure lambda at
+  if (head.sizes.Rows() < kFewest) {  // a guess, good enough to measure lambda at
+    head.state = SPARGE_HEAD_UNKNOWN;
+    head.skip = 0;
+    return;
+  }
   const bool worthwhile = At(head, cell).Cost() <= (1 - kWorthwhile) * TilesOf(head);
   head.state = worthwhile ? SPARGE_HEAD_SPARSE : SPARGE_HEAD_DENSE;
   head.skip = worthwhile ? ChooseSkip(head) : 0;
@@ -288,7 +296,7 @@ void Calibration::Learn(const Sample& sample, std::span<const RowResult> rows) {
     if (!Counts(row)) continue;
     LearnCells(row, head);
     if (skips) LearnSkips(row, head);
-    if (!sample.with_rounding || !(row.round_size > 0) || !std::isfinite(row.round_error)) continue;
+    if (!sample.with_rounding || !(row.round_size > 0) || !std::isfinite(row.round_error + row.round_size)) continue;
     head.round_sizes.Add(static_cast<double>(row.round_size));
     head.rounding.Add(static_cast<double>(row.round_error), static_cast<double>(row.round_size), 0);
   }

@@ -28,6 +28,10 @@ Sample SampleFrom(const Problem& problem, int64_t sample_rows, int64_t begin, in
   while (at - before >= problem.sequences[sequence].q_count) before += problem.sequences[sequence++].q_count;
   begin = std::max(begin - before, int64_t{0});
   end = std::min(end - before, problem.sequences[sequence].q_count);
+  if (end - begin < sample_rows) {  // the part of a sequence that is too little: all of it
+    begin = 0;
+    end = problem.sequences[sequence].q_count;
+  }
   Sample sample{};
   sample.sequence = static_cast<int64_t>(sequence);
   sample.count = std::min(sample_rows, end - begin);
@@ -65,10 +69,17 @@ double CountRows(const Problem& problem, const Sampling& sampling, const HeadSet
   // of a head that has a choice.
   const double share = sampling.round == 0 ? 0.5 : kSecondShare;
   const double missing = static_cast<double>(setting.missing) * (sampling.round == 0 ? 0.5 : 1.0);
-  return missing <= kMostFirstEffort * per_effort * share ? std::max(rows, missing) : rows;
+  if (missing > kMostFirstEffort * per_effort * share) return rows;
+  const auto sample_rows = static_cast<double>(sampling.sample_rows);
+  return std::max(rows, std::ceil(missing / sample_rows) * sample_rows);
 }
 
 }  // namespace
+
+bool MaySample(const Problem& problem, const Sampling& sampling, int64_t head) {
+  const HeadSetting setting = problem.calibration->Setting(head);
+  return sampling.effort >= 0 || setting.fresh || setting.missing > 0 || CountSamples(problem, sampling, head) > 0;
+}
 
 int64_t CountSamples(const Problem& problem, const Sampling& sampling, int64_t head) {
   const auto queries = static_cast<double>(CountQueries(problem));
@@ -108,8 +119,10 @@ int64_t NextSamples(const Problem& problem, const HeadChoice& heads, int64_t end
       sample.cell = setting.cell;
       sample.with_skips = setting.cell.tau > 0;
       // One of a call, for it costs several times as much.
+      const double chosen = ChanceOf(problem, sampling, head, kChancesPerRound - 1);
       sample.with_rounding = problem.precision != SPARGE_PRECISION_FP32 && !setting.rounding_known &&
-                             !setting.needs_int16 && sampling.round == 0 && sampling.taken == 0;
+                             !setting.needs_int16 && sampling.round == 0 &&
+                             sampling.taken == static_cast<int64_t>(chosen * static_cast<double>(sampling.samples));
     }
   }
   return count;

@@ -35,6 +35,9 @@ struct Sampling {
   int64_t samples = 0, taken = 0;  // of this head
 };
 
+// Whether any round of the call may sample the head.
+bool MaySample(const Problem& problem, const Sampling& sampling, int64_t head);
+
 // How many samples this round takes of a head.
 int64_t CountSamples(const Problem& problem, const Sampling& sampling, int64_t head);
 

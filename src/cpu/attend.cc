@@ -3,6 +3,7 @@
 #include "src/cpu/attend.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "src/calibrate/sampling.h"
 #include "src/cpu/attend_rows.h"
@@ -15,6 +16,9 @@
 
 namespace sparge::impl {
 namespace {
+
+// Every tile, and its products.
+constexpr sparge_head_params kDenseParams{-1.0, 1.0, 1.0, std::numeric_limits<double>::infinity()};
 
 // One plan of a call at work.
 struct Pass {
@@ -53,12 +57,13 @@ void ForEachPlan(const std::vector<Plan>& plans, const sparge_run_args& args, co
   }
 }
 
-// What the calibration says of the heads of a range, now that their samples are in.
-void TakeSettings(const Pass& pass, HeadRange range) {
+// What the calibration says of the heads of a range, now that their samples are in. `scored`: per head, whether there
+// are masses to select by, for another call may have made a choice in between; NULL = there will be.
+void TakeSettings(const Pass& pass, HeadRange range, const uint8_t* scored) {
   const Decisions& decisions = pass.w.decisions;
   for (int64_t h = range.begin; h < range.end; ++h) {
     const HeadSetting setting = pass.plan.calibration->Setting(h);
-    decisions.params[h] = setting.params;
+    decisions.params[h] = scored == nullptr || scored[h] ? setting.params : kDenseParams;
     decisions.sampled[h] |= decisions.active[h];
     if (setting.needs_int16 && !pass.last) decisions.active[h] = 0;
     decisions.done[h] |= decisions.active[h];
@@ -70,7 +75,9 @@ void TakeSettings(const Pass& pass, HeadRange range) {
 void ProbeHeads(const Pass& pass, HeadRange range, Sampling sampling) {
   const Plan& plan = pass.plan;
   const Decisions& decisions = pass.w.decisions;
-  for (int64_t h = range.begin; h < range.end; ++h) decisions.fresh[h] = decisions.active[h] && !decisions.sampled[h];
+  for (int64_t h = range.begin; h < range.end; ++h) {
+    decisions.fresh[h] = decisions.active[h] && !decisions.sampled[h] && pass.w.stage1.store.scored[h];
+  }
   const HeadChoice heads{decisions.params, decisions.fresh};
   for (sampling.round = 0; sampling.round < kRounds; ++sampling.round) {
     sampling.head = range.begin;
@@ -87,7 +94,7 @@ void ProbeHeads(const Pass& pass, HeadRange range, Sampling sampling) {
 void WantMasses(const Pass& pass, HeadRange range, const Sampling& sampling) {
   const Decisions& decisions = pass.w.decisions;
   for (int64_t h = range.begin; h < range.end; ++h) {
-    const bool sampled = !decisions.sampled[h] && CountSamples(pass.plan, sampling, h) > 0;
+    const bool sampled = !decisions.sampled[h] && MaySample(pass.plan, sampling, h);
     pass.w.stage1.store.scored[h] = decisions.active[h] && (sampled || pass.plan.calibration->Setting(h).sparse);
   }
 }
@@ -105,7 +112,7 @@ void CalibrateAndSelect(const Pass& pass, const Sampling& sampling, bool select,
     ScoreHeads(plan, range, pass.args, w.packed, w.stage1, w.map);
     stats.predict_ms += watch.Lap();
     ProbeHeads(pass, range, sampling);
-    TakeSettings(pass, range);
+    TakeSettings(pass, range, store.scored);
     stats.calibrate_ms += watch.Lap();
     if (select) SelectHeads(plan, pass.heads, range, pass.args, w.packed, w.stage1, w.map);
     stats.predict_ms += watch.Lap();
@@ -166,7 +173,7 @@ void Predict(const std::vector<Plan>& plans, const sparge_run_args& args) {
     Stopwatch watch;
     if (pass.plan.predicts()) PackAll(pass.plan, pass.heads, args, /*with_values=*/false, pass.w.packed);
     stats.pack_ms += watch.Lap();
-    if (pass.plan.calibrates()) TakeSettings(pass, {0, pass.plan.q_heads});  // as calibrated so far
+    if (pass.plan.calibrates()) TakeSettings(pass, {0, pass.plan.q_heads}, nullptr);  // as calibrated so far
     PredictAll(pass.plan, pass.heads, args, pass.w.packed, pass.w.stage1, pass.w.map);
     stats.predict_ms += watch.Lap();
     CountPass(pass.plan, pass.heads, args, pass.w, stats);

@@ -9,7 +9,7 @@
 namespace sparge::impl {
 namespace {
 
-// From this share of a query's attention on a tile counts, though its pool hardly looks there.
+// From this share of a query's attention on a tile is kept, though its pool may hardly look there.
 constexpr double kOwnShare = 0.125;
 
 int64_t RowsPerWorker(const Plan& plan) { return int64_t{plan.kernel().pass_rows} + UnlikeRows::kMost; }
@@ -104,7 +104,7 @@ void AddOwn(const Plan& plan, const sparge_run_args& args, const Packed& packed,
         visible, s.k_blocks);
     for (int64_t j = 0; j < s.k_blocks; ++j) {
       const double share = visible[j] && sum > 0 ? static_cast<double>(own[j]) / sum : 0.0;
-      if (share >= kOwnShare) mass[j] = std::max(mass[j], share);
+      if (share >= kOwnShare) mass[j] = 1;  // above every floor
     }
   }
 }

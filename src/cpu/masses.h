@@ -5,8 +5,8 @@
 //   share(pool, tile) = mass(pool, tile) / sum over visible tiles of mass(pool, .)
 //   mass(tile)        = mean over the block's pools of share(pool, tile)
 //
-// A query that is unlike its pool (UnlikeRows) is a pool of its own beside: where its share of a tile is large, that is
-// the tile's mass, for it may be the only one that looks there.
+// A query that is unlike its pool (UnlikeRows) is a pool of its own beside: a tile of which its share is large has the
+// mass 1, for it may be the only one that looks there.
 //
 // The sum of a pool can leave as a logarithm (pool_lse_out), and come from outside (pool_lse) where the keys are a
 // part.

@@ -247,7 +247,7 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   rows.similarity = packed.q.similarity + task;
   if (args.lse.data != nullptr) rows.shift_factor = plan.scale * kLog2e;
   rows.shift = packed.q_shift + task * kBlockQ;
-  if (plan.predictor->own_rows && (args.pool_lse != nullptr || args.pool_lse_out != nullptr)) {
+  if (plan.judges_rows() && (args.pool_lse != nullptr || args.pool_lse_out != nullptr)) {
     rows.shift_factor = plan.scale * kLog2e;
   }
   rows.scratch = Scratch(worker);
@@ -295,7 +295,7 @@ Packed LayPacked(const Plan& plan, Arena& arena, Arena& cache) {
   LayKeys(plan, plan.cache_blocks > 0 ? cache : arena, p);
   p.q.mean = arena.Take<float>(plan.predicts() ? q_blocks * plan.predictor->pools * plan.dim_pad() : 0);
   p.q.similarity = arena.Take<float>(q_blocks);
-  p.unlike = plan.predicts() && plan.predictor->own_rows ? arena.Take<UnlikeRows>(q_blocks) : nullptr;
+  p.unlike = plan.judges_rows() ? arena.Take<UnlikeRows>(q_blocks) : nullptr;
   p.queries = arena.Take<std::byte>(q_blocks * kBlockQ * plan.row_lanes() * kLaneBytes);
   p.q_factor = arena.Take<float>(q_blocks * kBlockQ);
   p.q_shift = arena.Take<float>(q_blocks * kBlockQ);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "src/base/arena.h"
@@ -14,7 +15,7 @@
 namespace sparge::impl {
 
 // The similarity of a block whose mean does not speak for it at any theta.
-inline constexpr float kNotAlike = -1;
+inline constexpr float kNotAlike = -std::numeric_limits<float>::infinity();
 
 // What stage 1 knows of the blocks of q or k: the mean of their tokens and how alike the tokens are.
 struct BlockSummaries {

@@ -46,7 +46,7 @@ HWY_INLINE void DistancesFromMean(const UnlikeArgs& args, const float* mean, int
       sums[i] = sum;
     }
     const VF all = SumOfEach(sums);
-    hn::Store(hn::IfThenElseZero(hn::Ge(all, hn::Zero(d)), all), d, distance + r);  // NaN has none
+    hn::Store(hn::IfThenElseZero(hn::IsFinite(all), all), d, distance + r);  // others have none
   }
 }
 

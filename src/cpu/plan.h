@@ -29,7 +29,12 @@ struct Plan : Problem {
       : Problem(std::move(problem)), machine(on), predictor(&PredictorFor(select, Problem::predictor)) {}
 
   // Pooled queries of a block, and of a sequence and head; places for those that a block lacks included.
-  int64_t block_pools() const { return predictor->pools + (predictor->own_rows ? UnlikeRows::kMost : 0); }
+  int64_t block_pools() const { return predictor->pools + (judges_rows() ? UnlikeRows::kMost : 0); }
+  // Queries that are unlike their pool are judged by themselves. Where tiles compete for a share or a number, they
+  // would take the place of what all others need.
+  bool judges_rows() const {
+    return predicts() && predictor->own_rows && (calibrates() || select == SPARGE_SELECT_FLOOR);
+  }
   int64_t pools() const { return q_blocks * block_pools(); }
   const KernelOps& kernel() const { return *machine.ops.kernel; }
   const QuantGrid& grid() const { return kernel().grid[precision]; }

@@ -145,6 +145,13 @@ class Probe {
       const uint64_t* of_block = map_.MaskedRow(IndexOf(BlockOf(r)));
       for (int64_t w = 0; w < MaskWords(plan_); ++w) my_.masked[w] |= of_block[w];
     }
+    // A tile that is hidden from the block of one row and plain for that of another is masked, too.
+    for (int64_t t = 0; t < tiles_; ++t) {
+      const int64_t tile = my_.tiles[t];
+      for (int64_t r = 0; r < rows_; ++r) {
+        if (mass_[r][tile] == MassStore::kHidden) SetBit(my_.masked, tile);
+      }
+    }
     kernel_.masked_tiles = my_.masked;
   }
 
