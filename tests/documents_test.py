@@ -93,6 +93,7 @@ QUOTES = (
     (ACCURACY, rf"`target_l1` \(default {N}\)", ("source.kTargetL1",)),
     (ACCURACY, rf"{N} rows are needed", ("source.kFewest",)),
     (ACCURACY, rf"is more than {N} times the median", ("source.kRatio",)),
+    (ACCURACY, rf"with more than {N} different ones", ("source.kMostUnlike",)),
     # Reports and benchmarks.
     (REPORT, rf"at most {N} heads", ("source.kMostPictured",)),
     (REPORT, rf"the {N} with the largest\s+relative L1, and {N} spread", ("source.kWorstPictured",

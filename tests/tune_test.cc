@@ -394,7 +394,7 @@ TEST(Tune, BitsByTheErrorOfRounding) {
 
 TEST(Tune, ValuesThatAreNotFiniteMakeAHeadDense) {
   const Context context(2);
-  Samples samples(3);
+  Samples samples(2);
   for (Problem& p : samples.problems) {
     for (int64_t t = 0; t < 768; t += 100) p.q.Set(0, 0, t, 0, kNan);
   }

@@ -59,9 +59,13 @@ class Layer:
 
 class Recording:
     def __init__(self) -> None: ...
+    @staticmethod
+    def read(folder: str) -> Recording: ...
+    @property
+    def assumed(self) -> str: ...
     def add(self, layer: str, name: str, q: Any, k: Any, v: Any, metadata: dict[str, str]) -> int: ...
 
-def tune_recording(
+def tune(
     recording: Recording,
     out: str,
     target_l1: float,
@@ -72,17 +76,6 @@ def tune_recording(
     threads: int,
     progress: Callable[[int, int], None],
 ) -> None: ...
-def tune_folder(
-    folder: str,
-    out: str,
-    target_l1: float,
-    pv_l1: float | None,
-    round_l1: float,
-    seed: int,
-    restart: bool,
-    threads: int,
-    progress: Callable[[int, int], None],
-) -> str: ...
 def attention(
     q: Any, k: Any, v: Any, out: Any, lse: Any, with_stats: bool, options: Any
 ) -> CallStats | None: ...

@@ -61,17 +61,17 @@ def tune(
         threads = torch.get_num_threads()
     options = {"layers": layers, "max_samples": max_samples, **recording}
     with Bar("recording", _count(inputs), progress) as bar:
-        bounds = (target_l1, pv_l1, round_l1, seed, restart, threads or 0, bar.at)
         if captures is None:
             recorded = _record_in_memory(model, inputs, options, bar)
-            bar.restart("tuning")
-            _core.tune_recording(recorded, os.fspath(out), *bounds)
         else:
             _record_once(model, inputs, Path(captures), options, bar)
-            bar.restart("tuning")
-            assumed = _core.tune_folder(os.fspath(captures), os.fspath(out), *bounds)
-            if assumed:
-                warnings.warn(assumed, CaptureWarning, stacklevel=2)
+            recorded = _core.Recording.read(os.fspath(captures))
+        bar.restart("tuning")
+        _core.tune(
+            recorded, os.fspath(out), target_l1, pv_l1, round_l1, seed, restart, threads or 0, progress=bar.at
+        )
+        if recorded.assumed:
+            warnings.warn(recorded.assumed, CaptureWarning, stacklevel=2)
         bar.finish()
     return Preset.read(out)
 

@@ -45,6 +45,12 @@ io::Tensor CopyTensor(const char* name, nb::handle object) {
 struct Recording {
   io::Captures captures;
 
+  // What was recorded into files.
+  static Recording Read(const std::string& folder) { return {io::FindCaptures(folder)}; }
+
+  // What was made of a folder that is none of layers; "" if it is one, or no folder.
+  std::string assumed() const { return captures.assumed; }
+
   // Returns the bytes it takes.
   int64_t Add(const std::string& layer, const std::string& name, nb::handle q, nb::handle k, nb::handle v,
               io::Metadata metadata) {
@@ -56,51 +62,29 @@ struct Recording {
   }
 };
 
-struct TuneOptions {
-  std::string out;
-  double target_l1;
-  std::optional<double> pv_l1;
-  double round_l1;
-  uint64_t seed;
-  bool restart;
-  int64_t threads;  // 0: the default
-};
-
 // Lets go of the GIL for the work. `progress(steps_done, steps)` is called between calls of the library; what it
-// raises, and Ctrl-C, ends the work, of which finished layers are on the disk.
-void TuneCaptures(io::Captures& captures, const TuneOptions& o, const nb::callable& progress) {
-  const int32_t threads = CheckedThreads(o.threads);
+// raises, and Ctrl-C, ends the work, of which finished layers are on the disk. `threads` 0: the default.
+void TuneRecording(Recording& recording, std::string out, double target_l1, std::optional<double> pv_l1,
+                   double round_l1, uint64_t seed, bool restart, int64_t threads, const nb::callable& progress) {
+  const int32_t checked_threads = CheckedThreads(threads);
   nb::gil_scoped_release release;
   io::TuneTask task;
-  task.out = o.out;
-  task.bounds.target_l1 = o.target_l1;
-  if (o.pv_l1) task.bounds.pv_l1 = *o.pv_l1;
-  task.bounds.round_l1 = o.round_l1;
-  task.bounds.seed = o.seed;
-  task.restart = o.restart;
+  task.out = std::move(out);
+  task.bounds.target_l1 = target_l1;
+  if (pv_l1) task.bounds.pv_l1 = *pv_l1;
+  task.bounds.round_l1 = round_l1;
+  task.bounds.seed = seed;
+  task.restart = restart;
   task.how_restart = "give restart=True";
-  const std::string digest = io::CheckCaptures(captures);
-  const auto context = Engine::Get().ContextFor(threads);
-  io::PresetTuner tuner(*context, captures, digest, std::move(task));
+  const std::string digest = io::CheckCaptures(recording.captures);
+  const auto context = Engine::Get().ContextFor(checked_threads);
+  io::PresetTuner tuner(*context, recording.captures, digest, std::move(task));
   tuner.Run([&](int64_t steps_done) {
     const nb::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     progress(steps_done, tuner.steps());
     return false;
   });
-}
-
-void TuneRecording(Recording& recording, const std::string& out, double target_l1, std::optional<double> pv_l1,
-                   double round_l1, uint64_t seed, bool restart, int64_t threads, nb::callable progress) {
-  TuneCaptures(recording.captures, {out, target_l1, pv_l1, round_l1, seed, restart, threads}, progress);
-}
-
-// Returns what was made of a folder that is none of layers; "" if it is one.
-std::string TuneFolder(const std::string& folder, const std::string& out, double target_l1, std::optional<double> pv_l1,
-                       double round_l1, uint64_t seed, bool restart, int64_t threads, nb::callable progress) {
-  io::Captures captures = io::FindCaptures(folder);
-  TuneCaptures(captures, {out, target_l1, pv_l1, round_l1, seed, restart, threads}, progress);
-  return captures.assumed;
 }
 
 }  // namespace
@@ -113,12 +97,11 @@ void BindTune(nb::module_& m) {
   m.attr("TUNE_PV_ROOM") = SPARGE_TUNE_PV_ROOM;
   nb::class_<Recording>(m, "Recording")
       .def(nb::init<>())
+      .def_static("read", &Recording::Read, nb::arg("folder"))
+      .def_prop_ro("assumed", &Recording::assumed)
       .def("add", &Recording::Add, nb::arg("layer"), nb::arg("name"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
            nb::arg("metadata"));
-  m.def("tune_recording", &TuneRecording, nb::arg("recording"), nb::arg("out"), nb::arg("target_l1"),
-        nb::arg("pv_l1").none(), nb::arg("round_l1"), nb::arg("seed"), nb::arg("restart"), nb::arg("threads"),
-        nb::arg("progress"));
-  m.def("tune_folder", &TuneFolder, nb::arg("folder"), nb::arg("out"), nb::arg("target_l1"), nb::arg("pv_l1").none(),
+  m.def("tune", &TuneRecording, nb::arg("recording"), nb::arg("out"), nb::arg("target_l1"), nb::arg("pv_l1").none(),
         nb::arg("round_l1"), nb::arg("seed"), nb::arg("restart"), nb::arg("threads"), nb::arg("progress"));
 }
 

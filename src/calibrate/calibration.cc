@@ -140,23 +140,23 @@ Cell ChooseCell(const HeadRecord& head) {
   const auto meets = [&](const Errors& errors) {
     return Meets(EstimateAll(head.sizes, errors), head.sizes.Rows(), head.target_l1);
   };
+  const auto at = [&](const Cell& cell) { return Errors{head.past[cell.theta][cell.tau], now[cell.theta][cell.tau]}; };
   Cell best;
-  double best_cost = At(head, best).Cost();
+  double best_cost = at(best).Cost();
   for (int32_t theta = 0; theta < kThetas; ++theta) {
     for (int32_t tau = kTaus; tau-- > 1;) {
-      const Errors errors{head.past[theta][tau], now[theta][tau]};
+      const Errors errors = at({theta, tau});
       if (errors.Cost() >= best_cost) break;
       if (!meets(errors)) continue;
       // Of those that cost the same the most careful one.
-      const auto cost = [&](int32_t index) { return head.past[theta][index].sums.cost + now[theta][index].cost; };
       best = {theta, tau};
       best_cost = errors.Cost();
-      while (best.tau > 1 && cost(best.tau - 1) <= best_cost) --best.tau;
+      while (best.tau > 1 && at({theta, best.tau - 1}).Cost() <= best_cost) --best.tau;
       break;
     }
   }
-  const bool stay = head.state == SPARGE_HEAD_SPARSE && meets(At(head, head.cell)) &&
-                    At(head, head.cell).Cost() <= best_cost + kLoyalty * TilesOf(head);
+  const bool stay = head.state == SPARGE_HEAD_SPARSE && meets(at(head.cell)) &&
+                    at(head.cell).Cost() <= best_cost + kLoyalty * TilesOf(head);
   return stay ? head.cell : best;
 }
 
@@ -234,6 +234,10 @@ double SkipAt(int index) {
   return kSkipGrid[index];
 }
 
+sparge_head_params ParamsAt(const Cell& cell, int32_t skip) {
+  return {ThetaAt(cell.theta), TauAt(cell.tau), 1.0, SkipAt(skip)};
+}
+
 void CheckBounds(double target_l1, double pv_l1) {
   SPARGE_REQUIRE(target_l1 >= 0 && std::isfinite(target_l1), "target_l1=%g is not a number from 0 on", target_l1);
   SPARGE_REQUIRE(pv_l1 >= target_l1 && std::isfinite(pv_l1), "pv_l1=%g is not a number from target_l1=%g on", pv_l1,
@@ -264,14 +268,13 @@ uint64_t Calibration::NextCall() {
 void Calibration::Choose(HeadRecord& head) const {
   head.needs_int16 = EstimateOne(head.round_sizes, head.rounding).value > round_l1_;
   if (head.sizes.Rows() == 0) return;
-  const Cell cell = head.target_l1 > 0 ? ChooseCell(head) : Cell{};
-  head.cell = cell;
+  head.cell = head.target_l1 > 0 ? ChooseCell(head) : Cell{};
   if (head.sizes.Rows() < kFewest) {  // a guess, good enough to measure lambda at
     head.state = SPARGE_HEAD_UNKNOWN;
     head.skip = 0;
     return;
   }
-  const bool worthwhile = At(head, cell).Cost() <= (1 - kWorthwhile) * TilesOf(head);
+  const bool worthwhile = At(head, head.cell).Cost() <= (1 - kWorthwhile) * TilesOf(head);
   head.state = worthwhile ? SPARGE_HEAD_SPARSE : SPARGE_HEAD_DENSE;
   head.skip = worthwhile ? ChooseSkip(head) : 0;
 }
@@ -280,7 +283,7 @@ void Calibration::Learn(const Sample& sample, std::span<const RowResult> rows) {
   const std::lock_guard lock(mutex_);
   HeadRecord& head = heads_[static_cast<size_t>(sample.head)];
   const auto call = static_cast<double>(sample.call + 1);
-  if (call != head.call) CloseCall(head);
+  if (call != head.call) CloseCall(head);  // of another thread; one's own was closed when the next began
   head.call = call;
   // A prompt in batches against ever more keys: with more of them there is more to miss, so that what was measured with
   // fewer counts less.
@@ -328,8 +331,7 @@ HeadSetting Calibration::Setting(int64_t index) const {
   const HeadRecord& head = heads_[static_cast<size_t>(index)];
   const bool sparse = head.state == SPARGE_HEAD_SPARSE;
   HeadSetting setting{};
-  setting.params = {ThetaAt(sparse ? head.cell.theta : 0), TauAt(sparse ? head.cell.tau : 0), 1.0,
-                    SkipAt(sparse ? head.skip : 0)};
+  setting.params = sparse ? ParamsAt(head.cell, head.skip) : ParamsAt(Cell{}, 0);
   setting.cell = head.cell;
   setting.sparse = sparse;
   setting.needs_int16 = head.needs_int16;

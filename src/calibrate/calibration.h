@@ -50,6 +50,9 @@ struct Cell {
   bool operator==(const Cell&) const = default;
 };
 
+// What such a choice, with a lambda of the grid, means for a plan. Cell{} and 0: every tile, and its products.
+sparge_head_params ParamsAt(const Cell& cell, int32_t skip);
+
 // Where to measure: `count` queries of a sequence and head, `step` apart.
 struct Sample {
   uint64_t call;

@@ -67,8 +67,8 @@ double CountRows(const Problem& problem, const Sampling& sampling, const HeadSet
   const double rows = std::max(kFirstEffort, least) * per_effort / kRounds;
   // What is missing, if this round can afford it. The second one follows either as much, or the little that is measured
   // of a head that has a choice.
-  const double share = sampling.round == 0 ? 0.5 : kSecondShare;
-  const double missing = static_cast<double>(setting.missing) * (sampling.round == 0 ? 0.5 : 1.0);
+  const double share = sampling.round == 0 ? 1.0 / kRounds : kSecondShare;
+  const double missing = static_cast<double>(setting.missing) / (kRounds - sampling.round);
   if (missing > kMostFirstEffort * per_effort * share) return rows;
   const auto sample_rows = static_cast<double>(sampling.sample_rows);
   return std::max(rows, std::ceil(missing / sample_rows) * sample_rows);

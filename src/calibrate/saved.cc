@@ -74,8 +74,8 @@ HeadRecord LoadHead(const std::byte*& from) {
   SPARGE_REQUIRE(within(choice.state, SPARGE_HEAD_DENSE + 1) && within(choice.theta, kThetas) &&
                      within(choice.tau, kTaus) && within(choice.skip_theta, kThetas) &&
                      within(choice.skip_tau, kTaus) && within(choice.skip, kSkips) && within(choice.needs_int16, 2),
-                 "data has a choice %d, %d, %d, %d, %d that is not on the grid", choice.state, choice.theta, choice.tau,
-                 choice.skip, choice.needs_int16);
+                 "data has a choice %d, %d, %d, %d, %d, %d, %d that is not on the grid", choice.state, choice.theta,
+                 choice.tau, choice.skip, choice.skip_theta, choice.skip_tau, choice.needs_int16);
   head.state = static_cast<sparge_head_state>(choice.state);
   head.cell = {choice.theta, choice.tau};
   head.skip = choice.skip;

@@ -3,7 +3,6 @@
 #include "src/cpu/attend.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "src/calibrate/sampling.h"
 #include "src/cpu/attend_rows.h"
@@ -16,9 +15,6 @@
 
 namespace sparge::impl {
 namespace {
-
-// Every tile, and its products.
-constexpr sparge_head_params kDenseParams{-1.0, 1.0, 1.0, std::numeric_limits<double>::infinity()};
 
 // One plan of a call at work.
 struct Pass {
@@ -63,7 +59,7 @@ void TakeSettings(const Pass& pass, HeadRange range, const uint8_t* scored) {
   const Decisions& decisions = pass.w.decisions;
   for (int64_t h = range.begin; h < range.end; ++h) {
     const HeadSetting setting = pass.plan.calibration->Setting(h);
-    decisions.params[h] = scored == nullptr || scored[h] ? setting.params : kDenseParams;
+    decisions.params[h] = scored == nullptr || scored[h] ? setting.params : ParamsAt(Cell{}, 0);
     decisions.sampled[h] |= decisions.active[h];
     if (setting.needs_int16 && !pass.last) decisions.active[h] = 0;
     decisions.done[h] |= decisions.active[h];
@@ -79,13 +75,14 @@ void ProbeHeads(const Pass& pass, HeadRange range, Sampling sampling) {
     decisions.fresh[h] = decisions.active[h] && !decisions.sampled[h] && pass.w.stage1.store.scored[h];
   }
   const HeadChoice heads{decisions.params, decisions.fresh};
+  const Follow follow = FollowFor(plan, sampling);
   for (sampling.round = 0; sampling.round < kRounds; ++sampling.round) {
     sampling.head = range.begin;
     while (const int64_t count = NextSamples(plan, heads, range.end, sampling, pass.w.probes.samples)) {
       ProbeSamples(plan, pass.args, pass.w.packed, pass.w.stage1, pass.w.map, pass.w.probes, count);
     }
     for (int64_t h = range.begin; h < range.end; ++h) {
-      if (decisions.fresh[h]) plan.calibration->Decide(h, sampling.call, FollowFor(plan, sampling));
+      if (decisions.fresh[h]) plan.calibration->Decide(h, sampling.call, follow);
     }
   }
 }

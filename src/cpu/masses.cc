@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 namespace sparge::impl {
@@ -12,7 +11,7 @@ namespace {
 // From this share of a query's attention on a tile is kept, though its pool may hardly look there.
 constexpr double kOwnShare = 0.125;
 
-int64_t RowsPerWorker(const Plan& plan) { return int64_t{plan.kernel().pass_rows} + UnlikeRows::kMost; }
+int64_t RowsPerWorker(const Plan& plan) { return int64_t{plan.kernel().pass_rows} + UnlikeRows::kMostUnlike; }
 
 // The arrays of one worker, from its `first` row on.
 PoolMemory OfWorker(const Plan& plan, const PoolMemory& all, int32_t worker, int64_t first = 0) {
@@ -30,9 +29,6 @@ int64_t PoolsIn(const Plan& plan, const Sequence& s, int64_t block) {
   return CeilDiv(s.QueriesIn(block), plan.predictor->pool_rows());
 }
 
-// Sums that leave or come are those of the keys as they are, not of the centred ones.
-bool IsAbsolute(const sparge_run_args& args) { return args.pool_lse != nullptr || args.pool_lse_out != nullptr; }
-
 // What happens to the scores of a pool. It stands where its last query is, and its window is as much longer: it sees
 // what any of its queries sees.
 ScoreRule PoolRule(const Plan& plan, const BlockId& block) {
@@ -46,23 +42,33 @@ int64_t PoolPlace(const Plan& plan, const BlockId& block, int64_t pool) {
   return plan.HeadPlace(block.sequence, block.head) * plan.pools() + block.block * plan.block_pools() + pool;
 }
 
-// One row of masses, and what is needed to tell its sum to others.
-struct PoolRow {
-  const float* mass;
-  double top;     // what they are relative to, log2 units, as the scores are without centred keys
-  int64_t place;  // in an array of the interface
+// Row r of the masses in `rows` is that of a query, or of a pool that stands for one: where it stands, its place among
+// the pools of its block, and what it sees.
+struct MassRow {
+  const PoolMemory& rows;
+  int64_t r;
+  int64_t query, pool;
+  const Visible& visible;
+
+  const float* mass() const { return rows.mass + r * rows.stride; }
 };
 
 // By how much the masses of a row are to be divided; 0 if it sees nothing.
-double SumOf(const sparge_run_args& args, const PoolRow& row, const bool* visible, int64_t tiles) {
+double SumOf(const Plan& plan, const sparge_run_args& args, const BlockId& block, const MassRow& row,
+             const bool* visible) {
+  const Sequence& s = plan.sequences[block.sequence];
   double sum = 0;
-  for (int64_t j = 0; j < tiles; ++j) sum += visible[j] ? static_cast<double>(row.mass[j]) : 0.0;
+  for (int64_t j = 0; j < s.k_blocks; ++j) sum += visible[j] ? static_cast<double>(row.mass()[j]) : 0.0;
+  if (!IsAbsolute(args)) return sum;
+  // What the masses are relative to, log2 units, as the scores are without centred keys.
+  const double top = static_cast<double>(row.rows.row_top[row.r]) +
+                     LeftOut(plan, row.visible, block.head, row.query, row.rows.shift[row.r]);
+  const int64_t place = PoolPlace(plan, block, row.pool);
   if (args.pool_lse_out != nullptr) {
-    args.pool_lse_out[row.place] =
-        sum > 0 ? (row.top + std::log2(sum)) / kLog2e : -std::numeric_limits<double>::infinity();
+    args.pool_lse_out[place] = sum > 0 ? (top + std::log2(sum)) / kLog2e : -std::numeric_limits<double>::infinity();
   }
   // The sum over all keys, relative to this part's maximum.
-  return args.pool_lse != nullptr ? std::exp2(args.pool_lse[row.place] * kLog2e - row.top) : sum;
+  return args.pool_lse != nullptr ? std::exp2(args.pool_lse[place] * kLog2e - top) : sum;
 }
 
 // The masses of the queries of a block that are pools of their own, as the first query of the block sees the keys: what
@@ -71,12 +77,8 @@ void OwnMasses(const Plan& plan, const Packed& packed, const BlockId& block, con
                const PoolMemory& mine) {
   const Sequence& s = plan.sequences[block.sequence];
   const int64_t first = plan.QueryBlock(block.head, s, block.block) * kBlockQ;
-  const int64_t bytes = plan.row_lanes() * kLaneBytes;
   for (int64_t r = 0; r < unlike.count; ++r) {
-    const int64_t place = first + unlike.rows[r];
-    std::memcpy(mine.rows + r * bytes, packed.queries + place * bytes, static_cast<size_t>(bytes));
-    mine.factor[r] = packed.q_factor[place];
-    mine.shift[r] = packed.q_shift[place];
+    CopyQuery(plan, packed, first + unlike.rows[r], r, {mine.rows, mine.factor, mine.shift});
     std::fill_n(mine.mass + r * mine.stride, s.k_blocks, 0.0f);
   }
   KernelArgs k{};
@@ -96,14 +98,10 @@ void AddOwn(const Plan& plan, const sparge_run_args& args, const Packed& packed,
   const PoolMemory mine = OfWorker(plan, memory, worker, plan.kernel().pass_rows);
   OwnMasses(plan, packed, block, unlike, mine);
   for (int64_t r = 0; r < unlike.count; ++r) {
-    const float* own = mine.mass + r * mine.stride;
-    const double left_out =
-        LeftOut(plan, s.visible, block.head, block.block * kBlockQ, IsAbsolute(args) ? mine.shift[r] : 0.0f);
-    const double sum = SumOf(
-        args, {own, static_cast<double>(mine.row_top[r]) + left_out, PoolPlace(plan, block, plan.predictor->pools + r)},
-        visible, s.k_blocks);
+    const MassRow own{mine, r, block.block * kBlockQ, plan.predictor->pools + r, s.visible};
+    const double sum = SumOf(plan, args, block, own, visible);
     for (int64_t j = 0; j < s.k_blocks; ++j) {
-      const double share = visible[j] && sum > 0 ? static_cast<double>(own[j]) / sum : 0.0;
+      const double share = visible[j] && sum > 0 ? static_cast<double>(own.mass()[j]) / sum : 0.0;
       if (share >= kOwnShare) mass[j] = 1;  // above every floor
     }
   }
@@ -158,19 +156,16 @@ void RowMasses(const Plan& plan, const sparge_run_args& args, const Packed& pack
   const Sequence& s = plan.sequences[block.sequence];
   const int64_t pools = PoolsIn(plan, s, block.block);
   const int64_t step = plan.predictor->pool_rows();
+  const ScoreRule rule = PoolRule(plan, block);
   std::fill_n(mass, s.k_blocks, 0.0);
   int64_t counted = 0;
   for (int64_t p = 0; p < pools; ++p) {
-    const int64_t pool = i * plan.predictor->pools + p;
-    const float* of_pool = mine.mass + pool * mine.stride;
     const int64_t middle = QueryBlock::Middle(block.block * kBlockQ + (p + 1) * step - 1, step);
-    const double left_out = LeftOut(plan, PoolRule(plan, block).visible, block.head, middle, mine.shift[pool]);
-    const double sum =
-        SumOf(args, {of_pool, static_cast<double>(mine.row_top[pool]) + left_out, PoolPlace(plan, block, p)}, visible,
-              s.k_blocks);
+    const MassRow pool{mine, i * plan.predictor->pools + p, middle, p, rule.visible};
+    const double sum = SumOf(plan, args, block, pool, visible);
     if (!(sum > 0)) continue;
     ++counted;
-    for (int64_t j = 0; j < s.k_blocks; ++j) mass[j] += visible[j] ? static_cast<double>(of_pool[j]) / sum : 0.0;
+    for (int64_t j = 0; j < s.k_blocks; ++j) mass[j] += visible[j] ? static_cast<double>(pool.mass()[j]) / sum : 0.0;
   }
   // A pool that sees none of a part's keys counts there, too.
   const int64_t of = args.pool_lse != nullptr ? pools : counted;

@@ -2,6 +2,7 @@
 #include "src/cpu/pack.h"
 
 #include <cmath>
+#include <cstring>
 
 #include "src/base/half.h"
 #include "src/base/threads.h"
@@ -245,11 +246,9 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   rows.mean = plan.predicts() ? packed.q.mean + task * plan.predictor->pools * plan.dim_pad() : nullptr;
   rows.pool_rows = plan.predictor->pool_rows();
   rows.similarity = packed.q.similarity + task;
-  if (args.lse.data != nullptr) rows.shift_factor = plan.scale * kLog2e;
+  const bool absolute = args.lse.data != nullptr || (plan.judges_rows() && IsAbsolute(args));
+  if (absolute) rows.shift_factor = plan.scale * kLog2e;
   rows.shift = packed.q_shift + task * kBlockQ;
-  if (plan.judges_rows() && (args.pool_lse != nullptr || args.pool_lse_out != nullptr)) {
-    rows.shift_factor = plan.scale * kLog2e;
-  }
   rows.scratch = Scratch(worker);
   ops.rows(rows);
   if (packed.unlike == nullptr) return;
@@ -301,6 +300,13 @@ Packed LayPacked(const Plan& plan, Arena& arena, Arena& cache) {
   p.q_shift = arena.Take<float>(q_blocks * kBlockQ);
   p.scratch = arena.Take<float>(plan.machine.executor.workers * Packed::scratch_floats(plan));
   return p;
+}
+
+void CopyQuery(const Plan& plan, const Packed& packed, int64_t place, int64_t r, const QueryRows& to) {
+  const int64_t bytes = plan.row_lanes() * kLaneBytes;
+  std::memcpy(to.rows + r * bytes, packed.queries + place * bytes, static_cast<size_t>(bytes));
+  to.factor[r] = packed.q_factor[place];
+  to.shift[r] = packed.q_shift[place];
 }
 
 void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int64_t count, bool absolute,

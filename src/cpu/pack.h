@@ -81,12 +81,17 @@ struct KeyBlockCounts {
 KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
                        const Packed& packed);
 
+// Sums over keys leave or come, and are those of the keys as they are, not of the centred ones.
+inline bool IsAbsolute(const sparge_run_args& args) { return args.pool_lse != nullptr || args.pool_lse_out != nullptr; }
+
 // Where packed queries go.
 struct QueryRows {
   std::byte* rows;  // per row: row_lanes lanes
   float* factor;    // per row
   float* shift;     // per row
 };
+// Row r of `to` becomes the packed query at `place`: Problem::QueryBlock * kBlockQ and the row within the block.
+void CopyQuery(const Plan& plan, const Packed& packed, int64_t place, int64_t r, const QueryRows& to);
 // Pooled queries of one head, from the block's first pool on, as the kernel takes them. `absolute`: the shift is
 // wanted.
 void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int64_t count, bool absolute,

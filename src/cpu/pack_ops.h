@@ -87,14 +87,14 @@ struct DirectRowsArgs {
 // the median of the pool. A mean does not speak for them. Of those that are as close as that to each other, one is
 // here.
 struct UnlikeRows {
-  static constexpr int kMost = 6;             // that are judged one by one; with more the block is computed in full
+  static constexpr int kMostUnlike = 6;       // that are judged one by one; with more the block is computed in full
   static constexpr float kRatio = 4;          // squared
   static constexpr int64_t kFewestRows = 16;  // rows of a pool, else a median says nothing
 
-  int16_t count;  // may be more than kMost
-  int16_t rows[kMost];
+  int16_t count;  // may be more than kMostUnlike
+  int16_t rows[kMostUnlike];
 
-  bool TooMany() const { return count > kMost; }
+  bool TooMany() const { return count > kMostUnlike; }
 };
 struct UnlikeArgs {
   TokenRows tokens;

@@ -17,19 +17,23 @@ HWY_BEFORE_NAMESPACE();
 namespace sparge::impl {
 namespace HWY_NAMESPACE {
 
-// The squared distance of two rows; one that is not finite has none.
-HWY_INLINE float SquaredDistance(const float* a, const float* b, int64_t pad) {
+// The squared differences of two rows, one sum per lane.
+HWY_INLINE VF SquaredDifferences(const float* a, const float* b, int64_t pad) {
   const F32 d;
   VF sum = hn::Zero(d);
   for (int64_t i = 0; i < pad; i += kLanes) {
     const VF difference = hn::Sub(hn::LoadU(d, a + i), hn::LoadU(d, b + i));
     sum = hn::MulAdd(difference, difference, sum);
   }
-  const float distance = hn::GetLane(hn::SumOfLanes(d, sum));
-  return distance >= 0 ? distance : 0.0f;
+  return sum;
 }
 
-// The squared distances of `count` rows from `begin` on from the mean, kLanes rows at a time.
+HWY_INLINE float SquaredDistance(const float* a, const float* b, int64_t pad) {
+  return hn::GetLane(hn::SumOfLanes(F32(), SquaredDifferences(a, b, pad)));
+}
+
+// The squared distances of `count` rows from `begin` on from the mean, kLanes rows at a time; a row that is not finite
+// has none.
 HWY_INLINE void DistancesFromMean(const UnlikeArgs& args, const float* mean, int64_t begin, int64_t count,
                                   float* distance) {
   const F32 d;
@@ -37,16 +41,10 @@ HWY_INLINE void DistancesFromMean(const UnlikeArgs& args, const float* mean, int
     VF sums[kLanes];
     for (int64_t i = 0; i < kLanes; ++i) {
       const int64_t token = begin + std::min(r + i, count - 1);  // the last one again, for a whole vector
-      const float* row = TokenAsFloats(args.tokens, token, args.dim_pad, args.scratch);
-      VF sum = hn::Zero(d);
-      for (int64_t c = 0; c < args.dim_pad; c += kLanes) {
-        const VF difference = hn::Sub(hn::LoadU(d, row + c), hn::Load(d, mean + c));
-        sum = hn::MulAdd(difference, difference, sum);
-      }
-      sums[i] = sum;
+      sums[i] = SquaredDifferences(TokenAsFloats(args.tokens, token, args.dim_pad, args.scratch), mean, args.dim_pad);
     }
     const VF all = SumOfEach(sums);
-    hn::Store(hn::IfThenElseZero(hn::IsFinite(all), all), d, distance + r);  // others have none
+    hn::Store(hn::IfThenElseZero(hn::IsFinite(all), all), d, distance + r);
   }
 }
 
@@ -69,7 +67,7 @@ HWY_INLINE void FindUnlikeOfPool(const UnlikeArgs& args, const float* mean, int6
   for (; !out.TooMany(); ++out.count) {
     const int64_t far = std::max_element(distance, distance + count) - distance;
     if (!(distance[far] > most)) return;
-    if (out.count < UnlikeRows::kMost) out.rows[out.count] = static_cast<int16_t>(begin + far);
+    if (out.count < UnlikeRows::kMostUnlike) out.rows[out.count] = static_cast<int16_t>(begin + far);
     const float* speaker = TokenAsFloats(args.tokens, begin + far, args.dim_pad, row);
     for (int64_t r = 0; r < count; ++r) {
       if (!(distance[r] > most)) continue;

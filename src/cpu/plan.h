@@ -29,7 +29,7 @@ struct Plan : Problem {
       : Problem(std::move(problem)), machine(on), predictor(&PredictorFor(select, Problem::predictor)) {}
 
   // Pooled queries of a block, and of a sequence and head; places for those that a block lacks included.
-  int64_t block_pools() const { return predictor->pools + (judges_rows() ? UnlikeRows::kMost : 0); }
+  int64_t block_pools() const { return predictor->pools + (judges_rows() ? UnlikeRows::kMostUnlike : 0); }
   // Queries that are unlike their pool are judged by themselves. Where tiles compete for a share or a number, they
   // would take the place of what all others need.
   bool judges_rows() const {

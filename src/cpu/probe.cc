@@ -5,7 +5,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numbers>
 
@@ -118,11 +117,8 @@ class Probe {
     for (int64_t r = 0; r < rows_; ++r) {
       const BlockId id = BlockOf(r);
       const int64_t place = IndexOf(id) * kBlockQ + (sample_.first + r * sample_.step) % kBlockQ;
-      std::memcpy(my_.rows + r * RowBytes(plan_), packed_.queries + place * RowBytes(plan_),
-                  static_cast<size_t>(RowBytes(plan_)));
+      CopyQuery(plan_, packed_, place, r, {my_.rows, factor_, shift_});
       mass_[r] = store_.Row(IndexOf(id));
-      factor_[r] = packed_.q_factor[place];
-      shift_[r] = packed_.q_shift[place];
     }
     kernel_.query = {my_.rows,      plan_.row_lanes(),       factor_,     shift_,
                      sample_.first, static_cast<int>(rows_), sample_.step};

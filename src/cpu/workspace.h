@@ -21,7 +21,7 @@ struct Decisions {
   uint8_t* active;   // in the plan at hand
   uint8_t* done;     // computed by this or an earlier plan
   uint8_t* sampled;  // likewise, samples taken
-  uint8_t* fresh;    // active, and no samples taken yet
+  uint8_t* fresh;    // active and scored, and no samples taken yet
 };
 
 struct Workspace {
