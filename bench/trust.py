@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does the named error hold? Heads of many structures, calibrations that are kept while the input changes.
 
-  PYTHONPATH=build/test/python:python python3 bench/trust.py [--heads 24] [--tokens 4096] [--target 0.015]
+  PYTHONPATH=build/test/python:python python3 bench/trust.py [--heads 24] [--tokens 4096] [--measure l1 --target 0.015]
 
 Prints, per structure, how many heads of a first call are over the bound, by how much the worst, what was skipped, and how
 many have an error of at most 1.3 times the library's own estimate; then the errors of calls after a change of the input;
@@ -115,16 +115,22 @@ def stacked(make: Callable[[np.random.Generator, int], Heads], tokens: int, seed
     return tuple(np.stack(parts) for parts in zip(*made))  # type: ignore[return-value]
 
 
-def errors(out: np.ndarray, want: np.ndarray) -> np.ndarray:
-    return np.abs(out - want).sum((1, 2)) / np.abs(want).sum((1, 2))
+def errors(out: np.ndarray, want: np.ndarray, measure: str) -> np.ndarray:
+    if measure == "l1":
+        return np.abs(out - want).sum((1, 2)) / np.abs(want).sum((1, 2))
+    return np.sqrt(np.square(out - want, dtype=np.float64).sum((1, 2)) / np.square(want, dtype=np.float64).sum((1, 2)))
+
+
+def new_calibration(args: argparse.Namespace) -> sparge.Calibration:
+    return sparge.Calibration(TOGETHER, **{f"target_{args.measure}": args.target})
 
 
 def measure(heads: Heads, calibration: sparge.Calibration) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of one call: error that skipping caused per head, estimate, sparsity."""
     out, stats = sparge.attention(*heads, causal=True, calibration=calibration, return_stats=True)
     dense = sparge.attention(*heads, causal=True, select="all", precision="int8")
-    estimate = [calibration.head(h).pv_l1 for h in range(calibration.heads)]
-    return errors(out, dense), np.array(estimate), np.array(stats.head_sparsity)
+    estimate = [calibration.head(h).pv_error for h in range(calibration.heads)]
+    return errors(out, dense, calibration.head(0).measure), np.array(estimate), np.array(stats.head_sparsity)
 
 
 def first_calls(args: argparse.Namespace) -> None:
@@ -132,7 +138,7 @@ def first_calls(args: argparse.Namespace) -> None:
     for name, make in STRUCTURES.items():
         found = []
         for group in range(args.heads // TOGETHER):
-            calibration = sparge.Calibration(TOGETHER, target_l1=args.target)
+            calibration = new_calibration(args)
             found.append(measure(stacked(make, args.tokens, args.seed + group), calibration))
         report(name, args.target, *(np.concatenate(parts) for parts in zip(*found)))
 
@@ -163,7 +169,7 @@ def drifts() -> Iterator[tuple[str, int, Callable[[int], Callable[[np.random.Gen
 def follow(args: argparse.Namespace) -> None:
     print(f"\n{'change of input':<20} worst head of the calls after it, in bounds (sparsity)")
     for name, before, make in drifts():
-        calibration = sparge.Calibration(TOGETHER, target_l1=args.target)
+        calibration = new_calibration(args)
         line = []
         for i in range(before + 8):
             error, _, sparsity = measure(stacked(make(i), args.tokens, args.seed + 1000 + i), calibration)
@@ -179,7 +185,7 @@ def costs(args: argparse.Namespace) -> None:
         heads = stacked(lambda r, n: local(r, n, 0.5), tokens, args.seed)
         dense, sampled = np.inf, np.full(args.calls, np.inf)
         for _ in range(5):
-            calibration = sparge.Calibration(TOGETHER, target_l1=args.target)
+            calibration = new_calibration(args)
             for call in range(args.calls):
                 stats = sparge.attention(*heads, causal=True, calibration=calibration, return_stats=True)[1]
                 sampled[call] = min(sampled[call], stats.stages_ms["calibrate"])
@@ -192,11 +198,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--target", type=float, default=0.015)
+    parser.add_argument("--measure", choices=("l2", "l1"), default="l2")
+    parser.add_argument("--target", type=float, default=sparge._core.TARGET_L2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--calls", type=int, default=6, help="of which the cost is shown")
     args = parser.parse_args()
-    print(f"sparge {sparge.__version__}, {args.tokens} tokens of {DIM}, causal, target {args.target:g}, pv {PV_ROOM * args.target:g}")
+    print(f"sparge {sparge.__version__}, {args.tokens} tokens of {DIM}, causal, target_{args.measure} {args.target:g}, pv {PV_ROOM * args.target:g}")
     first_calls(args)
     follow(args)
     costs(args)

@@ -18,10 +18,15 @@ double Excess(double error, double bound) {
 }  // namespace
 
 void BoundsJudge::Add(const std::string& name, const StageErrors& errors) {
-  Head head{
-      name, errors.l1.RelativeL1(), errors.pv_l1.RelativeL1(), errors.round_l1.RelativeL1(), Sparsity(errors.stats), 0};
+  const io::PresetBounds& bounds = preset_.bounds;
+  Head head{name,
+            errors.skipped.Relative(bounds.measure),
+            errors.pv_skipped.Relative(bounds.measure),
+            errors.rounding.RelativeL1(),
+            Sparsity(errors.stats),
+            0};
   head.excess = std::max(
-      {Excess(head.l1, preset_.target_l1), Excess(head.pv_l1, preset_.pv_l1), Excess(head.round_l1, preset_.round_l1)});
+      {Excess(head.error, bounds.target), Excess(head.pv_error, bounds.pv), Excess(head.round_l1, bounds.round_l1)});
   heads_.push_back(head);
 }
 
@@ -38,15 +43,21 @@ double BoundsJudge::MeanSparsity() const {
 }
 
 Json BoundsJudge::Report() const {
-  Json json = {{"target_l1", preset_.target_l1},        {"pv_l1", preset_.pv_l1},
-               {"round_l1", preset_.round_l1},          {"heads", heads_.size()},
-               {"share_within_bounds", ShareWithin(1)}, {"share_within_1.2_bounds", ShareWithin(SPARGE_SINGLE_CALL)},
-               {"mean_sparsity", MeanSparsity()},       {"outside", Json::array()}};
+  const io::PresetBounds& bounds = preset_.bounds;
+  const char* const measure = sparge_measure_name(bounds.measure);
+  Json json = {{io::TargetName(bounds.measure), bounds.target},
+               {io::PvName(bounds.measure), bounds.pv},
+               {"round_l1", bounds.round_l1},
+               {"heads", heads_.size()},
+               {"share_within_bounds", ShareWithin(1)},
+               {"share_within_1.2_bounds", ShareWithin(SPARGE_SINGLE_CALL)},
+               {"mean_sparsity", MeanSparsity()},
+               {"outside", Json::array()}};
   for (const Head& head : heads_) {
     if (head.excess <= 1) continue;
     json["outside"].push_back({{"head", head.name},
-                               {"l1", Number(head.l1)},
-                               {"pv_l1", Number(head.pv_l1)},
+                               {measure, Number(head.error)},
+                               {io::PvName(bounds.measure), Number(head.pv_error)},
                                {"round_l1", Number(head.round_l1)},
                                {"error_over_bound", Number(head.excess)},
                                {"within_1.2_bounds", head.excess <= SPARGE_SINGLE_CALL}});
@@ -56,12 +67,15 @@ Json BoundsJudge::Report() const {
 }
 
 std::string BoundsJudge::Text() const {
-  std::string text = Format("bounds of the preset: target_l1 %g, pv_l1 %g, round_l1 %g\n", preset_.target_l1,
-                            preset_.pv_l1, preset_.round_l1);
+  const io::PresetBounds& bounds = preset_.bounds;
+  const char* const measure = sparge_measure_name(bounds.measure);
+  std::string text = Format("bounds of the preset: target_%s %g, pv_%s %g, round_l1 %g\n", measure, bounds.target,
+                            measure, bounds.pv, bounds.round_l1);
   for (const Head& head : heads_) {
     if (head.excess <= 1) continue;
-    text += Format("%s: %.2f times its bound%s: l1 %.3g, pv_l1 %.3g, round_l1 %.3g\n", head.name.c_str(), head.excess,
-                   head.excess <= SPARGE_SINGLE_CALL ? "" : " (too much)", head.l1, head.pv_l1, head.round_l1);
+    text += Format("%s: %.2f times its bound%s: %s %.3g, pv_%s %.3g, round_l1 %.3g\n", head.name.c_str(), head.excess,
+                   head.excess <= SPARGE_SINGLE_CALL ? "" : " (too much)", measure, head.error, measure, head.pv_error,
+                   head.round_l1);
   }
   return text + Format(
                     "%zu heads: %.1f %% within the bounds, %.1f %% within %g times the bounds (%.0f %% needed), "

@@ -30,7 +30,7 @@ class BoundsJudge {
  private:
   struct Head {
     std::string name;
-    double l1, pv_l1, round_l1, sparsity;
+    double error, pv_error, round_l1, sparsity;
     double excess;  // the largest of error / bound
   };
   double MeanSparsity() const;

@@ -14,9 +14,9 @@ void StageErrors::Add(const StageErrors& other) {
   selection.Add(other.selection);
   quantisation.Add(other.quantisation);
   pv_skip.Add(other.pv_skip);
-  l1.Add(other.l1);
-  pv_l1.Add(other.pv_l1);
-  round_l1.Add(other.round_l1);
+  skipped.Add(other.skipped);
+  pv_skipped.Add(other.pv_skipped);
+  rounding.Add(other.rounding);
 }
 
 const char* StageErrors::Largest() const {
@@ -35,9 +35,11 @@ Json ErrorsJson(const StageErrors& errors) {
                  {"quantisation", Number(errors.Quantisation())},
                  {"pv_skip", Number(errors.PvSkip())}}},
                {"largest_source", errors.Largest()},
-               {"l1", Number(errors.l1.RelativeL1())},
-               {"pv_l1", Number(errors.pv_l1.RelativeL1())},
-               {"round_l1", Number(errors.round_l1.RelativeL1())}};
+               {"l1", Number(errors.skipped.RelativeL1())},
+               {"pv_l1", Number(errors.pv_skipped.RelativeL1())},
+               {"l2", Number(errors.skipped.RelativeL2())},
+               {"pv_l2", Number(errors.pv_skipped.RelativeL2())},
+               {"round_l1", Number(errors.rounding.RelativeL1())}};
   AddTiles(json, errors.stats);
   return json;
 }
@@ -108,9 +110,9 @@ StageErrors Checker::Compare(int64_t head, HeadTruth& truth) const {
   errors.selection.Add(chosen, want);
   errors.quantisation.Add(quantised, chosen);
   errors.pv_skip.Add(shipped, quantised);
-  errors.l1.Add(quantised, dense);
-  errors.pv_l1.Add(shipped, dense);
-  errors.round_l1.Add(dense, want);
+  errors.skipped.Add(quantised, dense);
+  errors.pv_skipped.Add(shipped, dense);
+  errors.rounding.Add(dense, want);
   return errors;
 }
 

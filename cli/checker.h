@@ -19,9 +19,9 @@ struct StageErrors {
   sparge_head_stats stats = {};
   ErrorTotals total;  // shipped run against the dense reference
   ErrorTotals selection, quantisation, pv_skip;
-  ErrorTotals l1;        // run without PV skip against the dense run
-  ErrorTotals pv_l1;     // shipped run against the dense run
-  ErrorTotals round_l1;  // dense run against the dense reference
+  ErrorTotals skipped;     // run without PV skip against the dense run
+  ErrorTotals pv_skipped;  // shipped run against the dense run
+  ErrorTotals rounding;    // dense run against the dense reference
 
   void Add(const StageErrors& other);
   double Selection() const { return selection.RelativeL1(total); }

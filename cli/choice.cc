@@ -102,8 +102,8 @@ std::string ChoiceText(const LoadedCall& call) {
   const LayerDesc& layer = call.automatic->layer;
   const std::vector<HeadEstimate>& estimates = call.per_head->estimates;
   if (estimates.empty()) {
-    return layer.target_l1 == 0
-               ? "--target-l1 0: every tile\n"
+    return BoundsOf(layer).target == 0
+               ? "a target of 0: every tile\n"
                : Format(
                      "every tile: %lld queries on %lld keys; tiles are skipped with more than %d "
                      "queries and at least %lld keys\n",
@@ -115,7 +115,7 @@ std::string ChoiceText(const LoadedCall& call) {
   for (size_t i = 0; i < estimates.size(); ++i) {
     const HeadEstimate& e = estimates[i];
     text += Format("%s head %zu %s ", i == 0 ? "" : ";", i, io::PrecisionName(call.per_head->precision[i]));
-    text += e.state == SPARGE_HEAD_SPARSE  ? Format("sparsity %.1f %%, L1 %.2g", 100 * e.sparsity, e.pv_l1)
+    text += e.state == SPARGE_HEAD_SPARSE  ? Format("sparsity %.1f %%, error %.2g", 100 * e.sparsity, e.pv_error)
             : e.state == SPARGE_HEAD_DENSE ? "dense"
                                            : "dense, too few rows measured yet";
     unknown = unknown || e.state == SPARGE_HEAD_UNKNOWN;

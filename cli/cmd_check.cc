@@ -21,12 +21,20 @@ struct FileResult {
   int64_t heads_per_batch = 1;
   std::vector<StageErrors> heads;  // batch by batch
   Json parameters;
+  std::vector<HeadEstimate> estimates;  // what the layer that ran says of its heads; empty if it had nothing to choose
 };
+
+// The error that bounds are given for: in which measure a table shows it.
+sparge_measure MeasureOf(const Options& options, const HeadChooser& chooser) {
+  if (chooser.preset()) return chooser.preset()->bounds.measure;
+  return options.target_l1 ? SPARGE_MEASURE_L1 : SPARGE_MEASURE_L2;
+}
 
 FileResult CheckFile(const Context& context, LoadedCall& call, const std::string& file, Progress& progress) {
   const Checker checker(context, call);
-  FileResult result{file, call.desc.q_heads, {}, Json::object()};
+  FileResult result{file, call.desc.q_heads, {}, Json::object(), {}};
   AddParameters(result.parameters, call);
+  if (call.per_head) result.estimates = call.per_head->estimates;
   for (int64_t head = 0; head < checker.heads(); ++head) {
     HeadTruth truth;
     result.heads.push_back(checker.Compare(head, truth));
@@ -53,11 +61,19 @@ Json CheckReport(const Context& context, const std::vector<FileResult>& files, c
   return json;
 }
 
-std::string TableLine(const std::string& name, const StageErrors& errors) {
-  return Format("%-31s %8.2e %8.2e %8.6f %7.1f%% %9.2e %8.2e %8.2e %8.2e %8.2e %8.2e\n", name.c_str(),
+std::string TableLine(const std::string& name, const StageErrors& errors, sparge_measure measure,
+                      const std::string& estimate) {
+  return Format("%-31s %8.2e %8.2e %8.6f %7.1f%% %9.2e %8.2e %8.2e %8.2e %8.2e %9s %8.2e\n", name.c_str(),
                 errors.total.RelativeL1(), errors.total.Rmse(), errors.total.Cosine(), 100 * Sparsity(errors.stats),
-                errors.Selection(), errors.Quantisation(), errors.PvSkip(), errors.l1.RelativeL1(),
-                errors.pv_l1.RelativeL1(), errors.round_l1.RelativeL1());
+                errors.Selection(), errors.Quantisation(), errors.PvSkip(), errors.skipped.Relative(measure),
+                errors.pv_skipped.Relative(measure), estimate.c_str(), errors.rounding.RelativeL1());
+}
+
+// What the layer says of a head that it lets skip; "-" if it says nothing.
+std::string EstimateText(const FileResult& result, size_t index) {
+  if (result.estimates.empty()) return "-";
+  const HeadEstimate& estimate = result.estimates[index % static_cast<size_t>(result.heads_per_batch)];
+  return estimate.state == SPARGE_HEAD_SPARSE ? Format("%.2e", estimate.pv_error) : "-";
 }
 
 std::string LineName(const FileResult& result, size_t index) {
@@ -71,15 +87,19 @@ std::string LineName(const FileResult& result, size_t index) {
   return (file.size() <= kRoom ? file : "..." + file.substr(file.size() - kRoom + 3)) + " " + head;
 }
 
-std::string CheckTable(const std::vector<FileResult>& files, const StageErrors& total) {
+std::string CheckTable(const std::vector<FileResult>& files, const StageErrors& total, sparge_measure measure) {
+  const std::string name = sparge_measure_name(measure);
   std::string text =
-      Format("%-31s %8s %8s %8s %8s %27s %26s\n", "", "", "", "", "", "error of", "against dense: sparse,");
-  text += Format("%-31s %8s %8s %8s %8s %9s %8s %8s %8s %8s %8s\n", "file and head", "rel. L1", "RMSE", "cosine",
-                 "sparsity", "selection", "quantis.", "PV skip", "l1", "pv_l1", "round_l1");
+      Format("%-31s %8s %8s %8s %8s %27s %36s\n", "", "", "", "", "", "error of", "against dense: sparse, estimated,");
+  text += Format("%-31s %8s %8s %8s %8s %9s %8s %8s %8s %8s %9s %8s\n", "file and head", "rel. L1", "RMSE", "cosine",
+                 "sparsity", "selection", "quantis.", "PV skip", name.c_str(), ("pv_" + name).c_str(), "estimate",
+                 "round_l1");
   for (const FileResult& result : files) {
-    for (size_t i = 0; i < result.heads.size(); ++i) text += TableLine(LineName(result, i), result.heads[i]);
+    for (size_t i = 0; i < result.heads.size(); ++i) {
+      text += TableLine(LineName(result, i), result.heads[i], measure, EstimateText(result, i));
+    }
   }
-  text += TableLine("total", total);
+  text += TableLine("total", total, measure, "-");
   return text + Format("largest source of error: %s\n", total.Largest());
 }
 
@@ -115,7 +135,7 @@ int Check(const Options& options) {
     json["passed"] = passed;
     PrintOut(Dump(json));
   } else {
-    PrintOut(CheckTable(files, total) + (judge ? judge->Text() : ""));
+    PrintOut(CheckTable(files, total, MeasureOf(options, chooser)) + (judge ? judge->Text() : ""));
   }
   if (!close) {
     std::fprintf(stderr, "sparge check: relative L1 %g is larger than --max-l1 %g\n", total.total.RelativeL1(),

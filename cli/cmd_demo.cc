@@ -123,9 +123,9 @@ std::string Text(const Context& context, const std::vector<Row>& rows, const Row
       "Attention compares every token with every other one, and most of these comparisons hardly matter.\n"
       "SpargeAttention predicts block by block which do, skips the rest, and works in 8-bit integers.\n"
       "How much it may skip is measured on sampled rows beforehand: ";
-  const CalibrationDesc bounds;
-  text += Format("a relative error of %g per head for\n", bounds.target_l1);
-  text += Format("skipped blocks, %g with skipped products; rounding to 8 bits comes on top.\n", bounds.pv_l1);
+  const Bounds bounds = BoundsOf(LayerDesc());
+  text += Format("a relative error (%s) of %g per\n", sparge_measure_name(bounds.measure), bounds.target);
+  text += Format("head for skipped blocks, %g with skipped products; rounding to 8 bits comes on top.\n", bounds.pv);
   text += Format("Each line is one attention head: milliseconds (best of %d) and speed against ordinary dense fp32,\n",
                  kRounds);
   text += "the share of blocks skipped, and the relative error of the result (0.02 = 2 %).\n\n";
@@ -140,7 +140,7 @@ std::string Text(const Context& context, const std::vector<Row>& rows, const Row
   text +=
       "  sparge check " + file + "\n      where the error comes from: selection, quantisation or skipped products\n";
   text += "  sparge run --tensors " + file +
-          " --out o.npy --target-l1 0.05\n      fewer blocks, more error: name the error you accept\n";
+          " --out o.npy --target-l2 0.1\n      fewer blocks, more error: name the error you accept\n";
   text += "  sparge map --tensors " + file + " --map-out m.npy\n      which blocks are computed\n";
   text += "  sparge info\n      what this machine runs\n";
   return text;

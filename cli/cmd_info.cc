@@ -38,26 +38,28 @@ Info Collect(int32_t threads) {
 
 // What holds where nothing is said: the library's own, and those of `tune`.
 Json Defaults() {
-  const CalibrationDesc bounds;
   const LayerDesc layer;
   const PlanDesc plan;
-  const TunerDesc tune;
-  return {
-      {"select", SelectionOf(Options()).name},
-      {"target_l1", bounds.target_l1},
-      {"pv_l1", bounds.pv_l1},
-      {"round_l1", bounds.round_l1},
-      {"pv_room", SPARGE_PV_ROOM},
-      {"few_queries", SPARGE_FEW_QUERIES},
-      {"min_keys", layer.min_keys},
-      {"dense_tail", layer.dense_tail},
-      {"precision", io::PrecisionName(plan.precision)},
-      {"tau", plan.params.tau},
-      {"topk", plan.params.topk},
-      {"theta", plan.params.theta},
-      {"pv_skip", plan.params.pv_skip},
-      {"tune",
-       {{"target_l1", tune.target_l1}, {"pv_l1", SPARGE_TUNE_PV_ROOM * tune.target_l1}, {"round_l1", tune.round_l1}}}};
+  const TunerDesc tuner;
+  const Bounds bounds = BoundsOf(layer);
+  const Bounds tune = BoundsOf(tuner, SPARGE_TUNE_PV_ROOM);
+  return {{"select", SelectionOf(Options()).name},
+          {io::TargetName(bounds.measure), bounds.target},
+          {io::PvName(bounds.measure), bounds.pv},
+          {"round_l1", layer.round_l1},
+          {"pv_room", SPARGE_PV_ROOM},
+          {"few_queries", SPARGE_FEW_QUERIES},
+          {"min_keys", layer.min_keys},
+          {"dense_tail", layer.dense_tail},
+          {"precision", io::PrecisionName(plan.precision)},
+          {"tau", plan.params.tau},
+          {"topk", plan.params.topk},
+          {"theta", plan.params.theta},
+          {"pv_skip", plan.params.pv_skip},
+          {"tune",
+           {{io::TargetName(tune.measure), tune.target},
+            {io::PvName(tune.measure), tune.pv},
+            {"round_l1", tuner.round_l1}}}};
 }
 
 std::string JsonText(const Info& info) {
@@ -86,9 +88,9 @@ std::string Text(const Info& info) {
   text += Format("head size   1 to %d\n", SPARGE_MAX_HEAD_DIM);
   text += "cpu         " + info.cpu + "\n";
   text += Format("threads     %d\n", info.threads);
-  const CalibrationDesc bounds;
-  text += Format("error       default per head: %g, %g with skipped products; rounding %g\n\n", bounds.target_l1,
-                 bounds.pv_l1, bounds.round_l1);
+  const Bounds bounds = BoundsOf(LayerDesc());
+  text += Format("error       default per head: relative %s %g, %g with skipped products; rounding (l1) %g\n\n",
+                 sparge_measure_name(bounds.measure), bounds.target, bounds.pv, LayerDesc().round_l1);
   text += "instruction set  runs here  rows per skip  int8 arithmetic\n";
   for (const sparge_isa& isa : info.isas) {
     const bool in_use = info.isa_in_use == isa.name;

@@ -20,7 +20,8 @@ namespace {
 
 struct TuneOptions {
   std::string captures, out;
-  std::optional<double> target_l1, pv_l1, round_l1;
+  GivenBounds given;
+  std::optional<double> round_l1;
   TunerDesc bounds;
   int32_t threads = 0;
   bool restart = false, json = false;
@@ -43,13 +44,14 @@ void CatchSignals() {
 // ------------------------------------------------------------------ before the work
 
 void FillBounds(TuneOptions& o) {
-  if (o.target_l1) o.bounds.target_l1 = *o.target_l1;
-  if (o.pv_l1) o.bounds.pv_l1 = *o.pv_l1;
+  GivenBounds usual = o.given;
+  if (!usual.target_l1 && !usual.target_l2) usual.target_l2 = o.bounds.target_l2;
+  CheckBounds(usual);
+  if (o.given.target_l1) o.bounds.target_l1 = *o.given.target_l1;
+  if (o.given.pv_l1) o.bounds.pv_l1 = *o.given.pv_l1;
+  if (o.given.target_l2) o.bounds.target_l2 = *o.given.target_l2;
+  if (o.given.pv_l2) o.bounds.pv_l2 = *o.given.pv_l2;
   if (o.round_l1) o.bounds.round_l1 = *o.round_l1;
-  if (o.pv_l1 && *o.pv_l1 < o.bounds.target_l1) {
-    throw UsageError(Format("--pv-l1 %g is smaller than --target-l1 %g: PV skip adds to the error of the selection",
-                            o.bounds.pv_l1, o.bounds.target_l1));
-  }
 }
 
 void CheckOutputs(const TuneOptions& o, const io::Captures& captures) {
@@ -102,7 +104,7 @@ int Tune(TuneOptions o) {
 
 void RegisterBound(CLI::App& app, const std::string& flag, const std::string& help, std::optional<double>& target) {
   AddText(app, flag, "X", help, "Bounds",
-          [flag, &target](const std::string& text) { target = ParseNumber(flag, text, SPARGE_TUNE_LEAST_L1, 1); });
+          [flag, &target](const std::string& text) { target = ParseNumber(flag, text, SPARGE_TUNE_LEAST, 1); });
 }
 
 }  // namespace
@@ -113,10 +115,13 @@ Command AddTune(CLI::App& program) {
   app->add_option("captures", o->captures, "folder with LAYER/SAMPLE.safetensors")->type_name("PATH");
   app->add_option("-o,--out", o->out, "required: the preset, .json")->type_name("FILE");
   const TunerDesc& usual = o->bounds;
-  RegisterBound(*app, "--target-l1",
-                Format("relative L1 of sparse against dense, per head; default %g", usual.target_l1), o->target_l1);
-  RegisterBound(*app, "--pv-l1", Format("the same with PV skip; default %g times --target-l1", SPARGE_TUNE_PV_ROOM),
-                o->pv_l1);
+  RegisterBound(*app, "--target-l2",
+                Format("relative L2 of sparse against dense, per head; default %g", usual.target_l2),
+                o->given.target_l2);
+  RegisterBound(*app, "--pv-l2", Format("the same with PV skip; default %g times --target-l2", SPARGE_TUNE_PV_ROOM),
+                o->given.pv_l2);
+  RegisterBound(*app, "--target-l1", "a bound of the relative L1 instead", o->given.target_l1);
+  RegisterBound(*app, "--pv-l1", "likewise, with --target-l1", o->given.pv_l1);
   RegisterBound(*app, "--round-l1", Format("relative L1 of the precision itself; default %g", usual.round_l1),
                 o->round_l1);
   AddText(*app, "--seed", "N", "of sampled rows and held-out samples; default 0", "Run", [o](const std::string& text) {

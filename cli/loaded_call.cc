@@ -83,11 +83,13 @@ Automatic DescribeLayer(const Options& options) {
   Automatic automatic;
   LayerDesc& layer = automatic.layer;
   if (options.target_l1) layer.target_l1 = *options.target_l1;
+  if (options.target_l2) layer.target_l2 = *options.target_l2;
   if (options.pv_l1) layer.pv_l1 = *options.pv_l1;
+  if (options.pv_l2) layer.pv_l2 = *options.pv_l2;
   if (options.round_l1) layer.round_l1 = *options.round_l1;
   layer.seed = static_cast<uint64_t>(options.seed.value_or(0));
   // What SPARGE_PRECISION_AUTO means, said outright because reports tell it.
-  layer.precision = PrecisionOf(options, layer.target_l1 == 0 ? SPARGE_PRECISION_FP32 : PlanDesc().precision);
+  layer.precision = PrecisionOf(options, BoundsOf(layer).target == 0 ? SPARGE_PRECISION_FP32 : PlanDesc().precision);
   layer.keep_keys = 0;  // the same call again is not the next part of a prompt
   automatic.warm = options.warm;
   return automatic;

@@ -1,4 +1,4 @@
-// metrics.cc - the sums behind relative L1, cosine, largest error and root mean square error.
+// metrics.cc - the sums behind relative L1 and L2, cosine, largest error and root mean square error.
 #include "cli/metrics.h"
 
 #include <algorithm>
@@ -45,6 +45,8 @@ double ErrorTotals::Ratio(double error, double size) {
   if (size == 0) return error == 0 ? 0.0 : error * std::numeric_limits<double>::infinity();
   return error / size;
 }
+
+double ErrorTotals::RelativeL2() const { return std::sqrt(Ratio(square_error_, square_reference_)); }
 
 double ErrorTotals::Cosine() const {
   const double norms = std::sqrt(square_result_) * std::sqrt(square_reference_);

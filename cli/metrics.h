@@ -2,6 +2,8 @@
 #ifndef SPARGE_CLI_METRICS_H_
 #define SPARGE_CLI_METRICS_H_
 
+#include <sparge/sparge.h>
+
 #include <cstdint>
 #include <span>
 
@@ -15,6 +17,9 @@ class ErrorTotals {
 
   // sum |o - ref| / sum |ref|. Reference all zero: 0 if the result is too, else infinity.
   double RelativeL1() const { return Ratio(abs_error_, abs_reference_); }
+  // The root of sum (o - ref)^2 / sum ref^2, likewise.
+  double RelativeL2() const;
+  double Relative(sparge_measure measure) const { return measure == SPARGE_MEASURE_L2 ? RelativeL2() : RelativeL1(); }
   // Of this error against another reference's size.
   double RelativeL1(const ErrorTotals& to) const { return Ratio(abs_error_, to.abs_reference_); }
   // 1 if both are all zero, 0 if one is.

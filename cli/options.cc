@@ -140,12 +140,14 @@ void RegisterSparsity(CLI::App& app, Verb verb, Options& options) {
 void RegisterTuned(CLI::App& app, Verb verb, Options& options) {
   const std::string group = "Sparsity";
   const CalibrationDesc defaults;
-  AddNumber(app, "--target-l1",
-            Format("auto: relative L1 that a head's selection may cost; default %g", defaults.target_l1), group,
-            options.target_l1, 0, 1);
+  AddNumber(app, "--target-l2",
+            Format("auto: relative L2 that a head's selection may cost; default %g", defaults.target_l2), group,
+            options.target_l2, 0, 1);
+  AddNumber(app, "--target-l1", "auto: a bound of the relative L1 instead", group, options.target_l1, 0, 1);
   if (verb != Verb::kMap) {
-    AddNumber(app, "--pv-l1", Format("auto: the same with PV skip; default %g times --target-l1", SPARGE_PV_ROOM),
-              group, options.pv_l1, 0, 1);
+    AddNumber(app, "--pv-l2", Format("auto: the same with PV skip; default %g times --target-l2", SPARGE_PV_ROOM),
+              group, options.pv_l2, 0, 1);
+    AddNumber(app, "--pv-l1", "auto: likewise, with --target-l1", group, options.pv_l1, 0, 1);
   }
   AddNumber(app, "--round-l1", Format("auto: relative L1 of the precision itself; default %g", defaults.round_l1),
             group, options.round_l1, 0, 1);
@@ -187,6 +189,8 @@ void CheckPreset(const Options& o) {
                {"--precision", o.precision.has_value()},
                {"--predictor", o.predictor.has_value()},
                {o.sink.value_or(true) ? "--sink" : "--no-sink", o.sink.has_value()},
+               {"--target-l2", o.target_l2.has_value()},
+               {"--pv-l2", o.pv_l2.has_value()},
                {"--target-l1", o.target_l1.has_value()},
                {"--pv-l1", o.pv_l1.has_value()},
                {"--round-l1", o.round_l1.has_value()},
@@ -201,11 +205,9 @@ void CheckPreset(const Options& o) {
 void CheckAuto(const Options& o) {
   if (o.pv_skip) {
     throw UsageError("--pv-skip has no meaning with " + SelectionOf(o).flag +
-                     " which chooses it; give --pv-l1 for its error, or --tau X for a selection of your own");
+                     " which chooses it; give --pv-l2 for its error, or --tau X for a selection of your own");
   }
-  if (o.pv_l1 && o.target_l1 && *o.pv_l1 < *o.target_l1) {
-    throw UsageError("--pv-l1 is smaller than --target-l1: PV skip adds to the error of the selection");
-  }
+  CheckBounds({o.target_l1, o.pv_l1, o.target_l2, o.pv_l2});
   if (o.round_l1 && o.precision && *o.precision != "int8") {
     throw UsageError("--round-l1 has no meaning with --precision " + *o.precision +
                      ": it says when int8 is not enough");
@@ -227,7 +229,9 @@ void CheckSelection(const Options& o) {
                {o.sink.value_or(true) ? "--sink" : "--no-sink", o.sink && !predicted && select != "auto"}},
               with);
   if (select == "auto") return CheckAuto(o);
-  RefuseGiven({{"--target-l1", o.target_l1.has_value()},
+  RefuseGiven({{"--target-l2", o.target_l2.has_value()},
+               {"--pv-l2", o.pv_l2.has_value()},
+               {"--target-l1", o.target_l1.has_value()},
                {"--pv-l1", o.pv_l1.has_value()},
                {"--round-l1", o.round_l1.has_value()},
                {"--seed", o.seed.has_value()},
@@ -247,6 +251,19 @@ void CheckInputs(Verb verb, const Options& o) {
 }
 
 }  // namespace
+
+void CheckBounds(const GivenBounds& given) {
+  if (given.target_l1 && given.target_l2) throw UsageError("--target-l1 and --target-l2 are two bounds: give one");
+  if (given.pv_l1 && !given.target_l1) throw UsageError("--pv-l1 has no meaning without --target-l1");
+  if (given.pv_l2 && given.target_l1) throw UsageError("--pv-l2 has no meaning with --target-l1");
+  const auto check = [](const char* measure, const std::optional<double>& target, const std::optional<double>& pv) {
+    if (!target || !pv || *pv >= *target) return;
+    throw UsageError(Format("--pv-%s %g is smaller than --target-%s %g: PV skip adds to the error of the selection",
+                            measure, *pv, measure, *target));
+  };
+  check("l1", given.target_l1, given.pv_l1);
+  check("l2", given.target_l2, given.pv_l2);
+}
 
 void RegisterThreads(CLI::App& app, int32_t& threads) {
   AddText(app, "--threads", "N", "threads; default all", "Run", [&threads](const std::string& text) {

@@ -39,7 +39,7 @@ struct Options {
   std::optional<double> tau, topk, theta;
   std::optional<double> pv_skip;  // infinity = off
   std::optional<bool> sink;
-  std::optional<double> target_l1, pv_l1, round_l1;  // of --select auto
+  std::optional<double> target_l1, pv_l1, target_l2, pv_l2, round_l1;  // of --select auto
   std::optional<int64_t> seed, warm;
   std::string preset, layer;
 
@@ -59,6 +59,12 @@ Selection SelectionOf(const Options& options);
 // Adds the options of `verb` to `app`; `options` must outlive it. Ranges of single values are checked while parsing.
 void RegisterOptions(CLI::App& app, Verb verb, Options& options);
 // --threads and --json, which every verb that computes has.
+// Error bounds as flags name them.
+struct GivenBounds {
+  std::optional<double> target_l1, pv_l1, target_l2, pv_l2;
+};
+// One measure, and none that is smaller with PV skip than without. Throws UsageError.
+void CheckBounds(const GivenBounds& given);
 void RegisterThreads(CLI::App& app, int32_t& threads);
 void RegisterJson(CLI::App& app, bool& json);
 // Contradictory or meaningless combinations. What depends on the files is checked when they are read.

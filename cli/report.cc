@@ -54,12 +54,13 @@ int64_t OffsetInForce(const PlanDesc& desc) {
 
 Json EstimateJson(const HeadEstimate& e) {
   Json json = {{"samples", e.samples}};
-  const auto add = [&json](const char* name, double value, double error) {
+  const auto add = [&json](const std::string& name, double value, double standard_error) {
     json[name] = Number(value);
-    json[std::string(name) + "_error"] = Number(error);
+    json[name + "_error"] = Number(standard_error);
   };
-  add("l1", e.l1, e.l1_error);
-  add("pv_l1", e.pv_l1, e.pv_l1_error);
+  const std::string measure = sparge_measure_name(e.measure);
+  add(measure, e.error, e.error_se);
+  add("pv_" + measure, e.pv_error, e.pv_error_se);
   add("round_l1", e.round_l1, e.round_l1_error);
   json["sparsity"] = Number(e.sparsity);
   json["work"] = Number(e.work);
@@ -88,8 +89,10 @@ void AddPerHead(Json& json, const PerHead& per_head) {
 // What a layer was told.
 void AddBounds(Json& json, const Automatic& automatic) {
   const LayerDesc& layer = automatic.layer;
-  json["target_l1"] = layer.target_l1;
-  json["pv_l1"] = layer.pv_l1 < 0 ? SPARGE_PV_ROOM * layer.target_l1 : layer.pv_l1;
+  const Bounds bounds = BoundsOf(layer);
+  json["measure"] = sparge_measure_name(bounds.measure);
+  json[io::TargetName(bounds.measure)] = bounds.target;
+  json[io::PvName(bounds.measure)] = bounds.pv;
   json["round_l1"] = layer.round_l1;
   json["seed"] = layer.seed;
 }

@@ -14,11 +14,11 @@ constexpr double kTaus[] = {0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999};
 constexpr double kTopks[] = {0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9};
 
 constexpr double kFloorTaus[] = {0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997, 0.999};
-constexpr double kTargets[] = {0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12};
+constexpr double kTargets[] = {0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2};
 
 std::span<const double> SweptValues(const LoadedCall& call) {
   const std::string_view swept = SweptParameter(call);
-  if (swept == "target_l1") return kTargets;
+  if (swept == "target_l1" || swept == "target_l2") return kTargets;
   if (swept == "topk") return kTopks;
   if (swept != "tau") return {};
   if (call.desc.select == SPARGE_SELECT_FLOOR) return kFloorTaus;
@@ -32,7 +32,10 @@ std::span<const uint8_t> Part(const std::vector<uint8_t>& tiles, int64_t head, s
 }  // namespace
 
 const char* SweptParameter(const LoadedCall& call) {
-  if (call.automatic) return call.per_head && !call.per_head->estimates.empty() ? "target_l1" : "";
+  if (call.automatic) {
+    if (!call.per_head || call.per_head->estimates.empty()) return "";
+    return BoundsOf(call.automatic->layer).measure == SPARGE_MEASURE_L2 ? "target_l2" : "target_l1";
+  }
   const sparge_select select = call.desc.select;
   return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_FLOOR ? "tau"
          : select == SPARGE_SELECT_TOPK                               ? "topk"
@@ -93,8 +96,7 @@ std::vector<FrontierPoint> FileReporter::Frontier(const HeadCall& slice, const s
   desc.heads = nullptr;
   for (const double value : SweptValues(call_)) {
     if (automatic) {
-      automatic->layer.target_l1 = value;
-      automatic->layer.pv_l1 = LayerDesc().pv_l1;
+      SetTarget(value, automatic->layer);
     } else {
       (desc.select == SPARGE_SELECT_TOPK ? desc.params.topk : desc.params.tau) = value;
     }

@@ -9,7 +9,7 @@ namespace {
 struct LayerSummary {
   int64_t heads = 0, sparse = 0, dense = 0, int16 = 0;
   double sparsity = 0, work = 0;  // means
-  double worst_l1 = 0, worst_pv_l1 = 0, worst_round_l1 = 0;
+  double worst = 0, worst_pv = 0, worst_round_l1 = 0;
 };
 
 LayerSummary Summarise(const io::PresetLayer& layer) {
@@ -20,8 +20,8 @@ LayerSummary Summarise(const io::PresetLayer& layer) {
     sum.int16 += head.precision == SPARGE_PRECISION_INT16 ? 1 : 0;
     sum.sparsity += head.measured.sparsity / static_cast<double>(sum.heads);
     sum.work += head.measured.work / static_cast<double>(sum.heads);
-    sum.worst_l1 = std::max(sum.worst_l1, head.measured.l1);
-    sum.worst_pv_l1 = std::max(sum.worst_pv_l1, head.measured.pv_l1);
+    sum.worst = std::max(sum.worst, head.measured.error);
+    sum.worst_pv = std::max(sum.worst_pv, head.measured.pv_error);
     sum.worst_round_l1 = std::max(sum.worst_round_l1, head.measured.round_l1);
   }
   return sum;
@@ -46,8 +46,9 @@ std::string TuneText(const TuneReport& report) {
   for (const auto& [name, layer] : report.preset.layers) width = std::max(width, name.size());
   width = std::min<size_t>(width, 40);
   const int w = static_cast<int>(width);
+  const std::string measure = sparge_measure_name(report.preset.bounds.measure);
   std::string text = Format("%-*s %6s %6s %6s %6s %9s %9s %11s %9s\n", w, "layer", "heads", "sparse", "dense", "int16",
-                            "sparsity", "worst l1", "worst pv_l1", "time");
+                            "sparsity", ("worst " + measure).c_str(), ("worst pv_" + measure).c_str(), "time");
   for (const auto& [name, layer] : report.preset.layers) {
     const LayerSummary sum = Summarise(layer);
     const auto time = report.times.find(name);
@@ -55,7 +56,7 @@ std::string TuneText(const TuneReport& report) {
     text +=
         Format("%-*s %6lld %6lld %6lld %6lld %7.1f %% %9.3g %11.3g %9s\n", w, shown.c_str(),
                static_cast<long long>(sum.heads), static_cast<long long>(sum.sparse), static_cast<long long>(sum.dense),
-               static_cast<long long>(sum.int16), 100 * sum.sparsity, sum.worst_l1, sum.worst_pv_l1,
+               static_cast<long long>(sum.int16), 100 * sum.sparsity, sum.worst, sum.worst_pv,
                time == report.times.end() ? "earlier" : Format("%.2f s", time->second.ms / 1e3).c_str());
   }
   const io::TuneTime total = TotalTime(report);
@@ -70,10 +71,15 @@ std::string TuneText(const TuneReport& report) {
 
 Json TuneJson(const TuneReport& report) {
   const io::Preset& preset = report.preset;
+  const io::PresetBounds& bounds = preset.bounds;
+  const std::string measure = sparge_measure_name(bounds.measure);
   Json json = {{"preset", report.file},
                {"isa", report.isa},
                {"threads", report.threads},
-               {"bounds", {{"target_l1", preset.target_l1}, {"pv_l1", preset.pv_l1}, {"round_l1", preset.round_l1}}},
+               {"bounds",
+                {{io::TargetName(bounds.measure), bounds.target},
+                 {io::PvName(bounds.measure), bounds.pv},
+                 {"round_l1", bounds.round_l1}}},
                {"predictor", io::PredictorName(preset.predictor)},
                {"seed", preset.seed},
                {"layers", Json::array()}};
@@ -90,8 +96,8 @@ Json TuneJson(const TuneReport& report) {
                               {"int16", sum.int16},
                               {"mean_sparsity", sum.sparsity},
                               {"mean_work", sum.work},
-                              {"worst_l1", sum.worst_l1},
-                              {"worst_pv_l1", sum.worst_pv_l1},
+                              {"worst_" + measure, sum.worst},
+                              {"worst_pv_" + measure, sum.worst_pv},
                               {"worst_round_l1", sum.worst_round_l1},
                               {"resumed", resumed},
                               {"time_ms", resumed ? Json(nullptr) : Json(time->second.ms)},

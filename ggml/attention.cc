@@ -247,7 +247,7 @@ void Attention::WriteStatistics() const {
   for (const auto& [key, layer] : layers_) {
     LayerReport& line = report.emplace_back(LayerReport{layer.name(), layer.Sums(), {}, {}});
     for (const HeadEstimate& head : layer.Estimates()) {
-      line.errors.push_back(head.pv_l1);
+      line.errors.push_back(head.pv_error);
       line.rounding.push_back(head.round_l1);
     }
   }

@@ -13,15 +13,14 @@ namespace {
 // Every tile, in the precision asked for.
 LayerDesc DescribeDense(const Settings& settings) {
   LayerDesc desc;
-  desc.target_l1 = 0;
+  desc.target_l2 = 0;
   if (settings.mode != Mode::kExact) desc.precision = settings.precision;
   return desc;
 }
 
 LayerDesc Describe(const Settings& settings) {
   if (settings.mode == Mode::kExact) return DescribeDense(settings);
-  LayerDesc desc;
-  desc.target_l1 = settings.target_l1;
+  LayerDesc desc = settings.bounds;
   desc.precision = settings.precision;
   desc.min_keys = settings.min_tokens;
   return desc;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 
 namespace sparge::ggml {
 namespace {
@@ -60,12 +61,16 @@ void RefuseIdle(const Settings& settings) {
   };
   if (settings.mode != Mode::kAuto) {
     const char* mode = settings.mode == Mode::kExact ? "SPARGE_MODE=exact" : "SPARGE_MODE=off";
-    for (const char* name : {"SPARGE_TARGET_L1", "SPARGE_PRECISION", "SPARGE_PRESET", "SPARGE_MIN_TOKENS"}) {
+    for (const char* name :
+         {"SPARGE_TARGET_L2", "SPARGE_TARGET_L1", "SPARGE_PRECISION", "SPARGE_PRESET", "SPARGE_MIN_TOKENS"}) {
       refuse(name, mode);
     }
   }
-  if (settings.preset) refuse("SPARGE_TARGET_L1", "SPARGE_PRESET");
-  if (settings.target_l1 == 0) refuse("SPARGE_MIN_TOKENS", "SPARGE_TARGET_L1=0");
+  if (settings.preset) {
+    for (const char* name : {"SPARGE_TARGET_L2", "SPARGE_TARGET_L1"}) refuse(name, "SPARGE_PRESET");
+  }
+  if (!Value("SPARGE_TARGET_L1").empty()) refuse("SPARGE_TARGET_L2", "SPARGE_TARGET_L1");
+  if (BoundsOf(settings.bounds).target == 0) refuse("SPARGE_MIN_TOKENS", "a target of 0");
 }
 
 }  // namespace
@@ -73,7 +78,10 @@ void RefuseIdle(const Settings& settings) {
 Settings ReadSettings() {
   Settings settings;
   settings.mode = ReadMode();
-  settings.target_l1 = ReadNumber("SPARGE_TARGET_L1", settings.target_l1, 0.0, 1.0, "a number from 0 to 1");
+  for (const auto& [name, target] :
+       {std::pair("SPARGE_TARGET_L1", &settings.bounds.target_l1), {"SPARGE_TARGET_L2", &settings.bounds.target_l2}}) {
+    *target = ReadNumber(name, *target, 0.0, 1.0, "a number from 0 to 1");
+  }
   settings.precision = ReadPrecision();
   settings.min_tokens =
       ReadNumber<int64_t>("SPARGE_MIN_TOKENS", settings.min_tokens, 0, INT32_MAX, "a number of tokens");

@@ -19,7 +19,7 @@ enum class Mode {
 
 struct Settings {
   Mode mode = Mode::kAuto;
-  double target_l1 = LayerDesc().target_l1;  // 0: every tile, in `precision`
+  LayerDesc bounds;  // its targets; 0: every tile, in `precision`
   sparge_precision precision = SPARGE_PRECISION_INT8;
   int64_t min_tokens = LayerDesc().min_keys;  // keys from which on tiles may be skipped
   std::shared_ptr<const io::Preset> preset;   // instead of calibrations; NULL = none

@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "sparge-preset";
-constexpr int64_t kVersion = 2;
+constexpr int64_t kVersion = 3;
 constexpr size_t kLargestFile = size_t{1} << 28;  // a thousand layers of a thousand heads
 constexpr int kDeepestNesting = 7;                // measured figures of a head lie six levels deep
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -41,13 +41,16 @@ const char* NameOf(const std::pair<const char*, Value> (&known)[N], Value value)
   return "";
 }
 
-// What changed between versions: names of fields.
+// What changed between versions: names of fields. Versions 1 and 2 know one measure, L1.
 struct FieldNames {
   int64_t version;
-  const char* target_l1;  // bounds
-  const char* pv_l1;      // bounds, and measured of a head
+  const char* target_l1;         // bounds
+  const char* pv_l1;             // bounds
+  const char *error, *pv_error;  // measured of a head
 };
-constexpr FieldNames kVersions[] = {{1, "l1", "l2"}, {kVersion, "target_l1", "pv_l1"}};
+constexpr FieldNames kVersions[] = {{1, "l1", "l2", "l1", "l2"},
+                                    {2, "target_l1", "pv_l1", "l1", "pv_l1"},
+                                    {kVersion, "target_l1", "pv_l1", "error", "pv_error"}};
 
 // One JSON object with the place it stands at, for messages.
 class Fields {
@@ -126,13 +129,13 @@ class Fields {
 
 PresetMeasured ReadMeasured(const Json& json, std::string_view file, const std::string& where,
                             const FieldNames& names) {
-  const Fields fields(json, file,
-                      where + "measured: ", {"sparsity", "work", "l1", names.pv_l1, "round_l1", "verified_on"});
+  const Fields fields(
+      json, file, where + "measured: ", {"sparsity", "work", names.error, names.pv_error, "round_l1", "verified_on"});
   PresetMeasured measured;
   measured.sparsity = fields.Number("sparsity", 0, 1);
   measured.work = fields.Number("work", 0, 1);
-  measured.l1 = fields.Number("l1", 0, kLargest);
-  measured.pv_l1 = fields.Number(names.pv_l1, 0, kLargest);
+  measured.error = fields.Number(names.error, 0, kLargest);
+  measured.pv_error = fields.Number(names.pv_error, 0, kLargest);
   measured.round_l1 = fields.Number("round_l1", 0, kLargest);
   measured.verified_on = fields.Integer("verified_on", 1, kMost);
   return measured;
@@ -201,11 +204,17 @@ PresetLayer ReadLayer(const Json& json, std::string_view file, const std::string
   return layer;
 }
 
-void ReadBounds(const Json& json, std::string_view file, const FieldNames& names, Preset& preset) {
-  const Fields fields(json, file, "bounds: ", {names.target_l1, names.pv_l1, "round_l1"});
-  preset.target_l1 = fields.Number(names.target_l1, 0, kLargest);
-  preset.pv_l1 = fields.Number(names.pv_l1, 0, kLargest);
-  preset.round_l1 = fields.Number("round_l1", 0, kLargest);
+PresetBounds ReadBounds(const Json& json, std::string_view file, const FieldNames& names) {
+  PresetBounds bounds;
+  const bool l2 = names.version == kVersion && json.is_object() && json.contains(TargetName(SPARGE_MEASURE_L2));
+  bounds.measure = l2 ? SPARGE_MEASURE_L2 : SPARGE_MEASURE_L1;
+  const std::string target = l2 ? TargetName(SPARGE_MEASURE_L2) : names.target_l1;
+  const std::string pv = l2 ? PvName(SPARGE_MEASURE_L2) : names.pv_l1;
+  const Fields fields(json, file, "bounds: ", {target, pv, "round_l1"});
+  bounds.target = fields.Number(target, 0, kLargest);
+  bounds.pv = fields.Number(pv, 0, kLargest);
+  bounds.round_l1 = fields.Number("round_l1", 0, kLargest);
+  return bounds;
 }
 
 Ordered HeadJson(const PresetHead& head, size_t index) {
@@ -219,8 +228,8 @@ Ordered HeadJson(const PresetHead& head, size_t index) {
           {"measured",
            {{"sparsity", m.sparsity},
             {"work", m.work},
-            {"l1", m.l1},
-            {"pv_l1", m.pv_l1},
+            {"error", m.error},
+            {"pv_error", m.pv_error},
             {"round_l1", m.round_l1},
             {"verified_on", m.verified_on}}}};
 }
@@ -265,6 +274,8 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+std::string TargetName(sparge_measure measure) { return std::string("target_") + sparge_measure_name(measure); }
+std::string PvName(sparge_measure measure) { return std::string("pv_") + sparge_measure_name(measure); }
 const char* PrecisionName(sparge_precision precision) { return NameOf(kPrecisions, precision); }
 const char* PredictorName(sparge_predictor predictor) { return NameOf(kPredictors, predictor); }
 
@@ -290,7 +301,7 @@ Preset ParsePreset(std::string_view text, std::string_view name) {
                       {"format", "version", "made_by", "bounds", "predictor", "seed", "layers", "partial"});
   Preset preset;
   preset.made_by = fields.Text("made_by");
-  ReadBounds(fields.Value("bounds"), name, *names, preset);
+  preset.bounds = ReadBounds(fields.Value("bounds"), name, *names);
   preset.predictor = fields.OneOf("predictor", kPredictors);
   if (!fields.Value("seed").is_number_unsigned()) fields.Fail("seed", "a whole number from 0 to 2^64-1");
   preset.seed = fields.Value("seed").get<uint64_t>();
@@ -311,10 +322,14 @@ Preset ReadPreset(const std::string& path) {
 }
 
 std::string PresetText(const Preset& preset) {
+  const PresetBounds& bounds = preset.bounds;
   Ordered head = {{"format", kFormat},
                   {"version", kVersion},
                   {"made_by", preset.made_by},
-                  {"bounds", {{"target_l1", preset.target_l1}, {"pv_l1", preset.pv_l1}, {"round_l1", preset.round_l1}}},
+                  {"bounds",
+                   {{TargetName(bounds.measure), bounds.target},
+                    {PvName(bounds.measure), bounds.pv},
+                    {"round_l1", bounds.round_l1}}},
                   {"predictor", PredictorName(preset.predictor)},
                   {"seed", preset.seed}};
   if (preset.partial) head["partial"] = {{"options", preset.partial->options}, {"captures", preset.partial->captures}};

@@ -16,8 +16,8 @@ namespace sparge::io {
 // What was measured of a head with exactly these parameters.
 struct PresetMeasured {
   double sparsity = 0, work = 1;
-  double l1 = 0;            // sparse without PV skip against dense of the same precision
-  double pv_l1 = 0;         // the same with PV skip
+  double error = 0;         // sparse without PV skip against dense of the same precision, in the measure of the bounds
+  double pv_error = 0;      // the same with PV skip
   double round_l1 = 0;      // the precision itself against exact
   int64_t verified_on = 0;  // samples that were computed in full for this
   bool operator==(const PresetMeasured&) const = default;
@@ -45,15 +45,22 @@ struct PresetPartial {
   std::string options, captures;
 };
 
+struct PresetBounds {
+  sparge_measure measure = SPARGE_MEASURE_L2;
+  double target = 0, pv = 0, round_l1 = 0;
+};
+
 struct Preset {
   std::string made_by;
-  double target_l1 = 0, pv_l1 = 0, round_l1 = 0;  // bounds
+  PresetBounds bounds;
   sparge_predictor predictor = SPARGE_PREDICT_KEYS;
   uint64_t seed = 0;
   std::map<std::string, PresetLayer> layers;  // by exact name
   std::optional<PresetPartial> partial;
 };
 
+std::string TargetName(sparge_measure measure);         // "target_l1", "target_l2"
+std::string PvName(sparge_measure measure);             // "pv_l1", "pv_l2"
 const char* PrecisionName(sparge_precision precision);  // "fp32", "int16", "int8"
 const char* PredictorName(sparge_predictor predictor);  // "keys", "paper"
 

@@ -12,12 +12,18 @@
 namespace sparge::io {
 namespace {
 
+PresetBounds PresetBoundsOf(const TunerDesc& desc) {
+  const Bounds bounds = BoundsOf(desc, SPARGE_TUNE_PV_ROOM);
+  return {bounds.measure, bounds.target, bounds.pv, desc.round_l1};
+}
+
 // Everything that the parameters depend on, but for the captures.
-std::string OptionsText(const TunerDesc& bounds, const Context& context) {
+std::string OptionsText(const TunerDesc& desc, const Context& context) {
   const auto number = [](double value) { return nlohmann::json(value).dump(); };
-  return "target_l1 " + number(bounds.target_l1) + ", pv_l1 " + number(bounds.pv_l1) + ", round_l1 " +
-         number(bounds.round_l1) + ", seed " + std::to_string(bounds.seed) + ", isa " + context.isa() + ", sparge " +
-         sparge_version();
+  const PresetBounds bounds = PresetBoundsOf(desc);
+  return TargetName(bounds.measure) + " " + number(bounds.target) + ", " + PvName(bounds.measure) + " " +
+         number(bounds.pv) + ", round_l1 " + number(bounds.round_l1) + ", seed " + std::to_string(desc.seed) +
+         ", isa " + context.isa() + ", sparge " + sparge_version();
 }
 
 // The files are read again while the work goes on; the tuner counts on their shapes.
@@ -95,20 +101,18 @@ PresetLayer PresetTuner::Layer::Found() const {
     layer.heads.push_back({head.precision,
                            head.select,
                            head.params,
-                           {head.sparsity, head.work, head.l1, head.pv_l1, head.round_l1, head.verified_on}});
+                           {head.sparsity, head.work, head.error, head.pv_error, head.round_l1, head.verified_on}});
   }
   return layer;
 }
 
 PresetTuner::PresetTuner(const Context& context, const Captures& captures, const std::string& digest, TuneTask task)
     : context_(context), digest_(digest), task_(std::move(task)) {
-  TunerDesc& bounds = task_.bounds;
-  if (bounds.pv_l1 < 0) bounds.pv_l1 = SPARGE_TUNE_PV_ROOM * bounds.target_l1;  // a preset says which it was
   preset_ = StartOrResume();
   resumed_ = preset_.layers.size();
   for (const LayerCaptures& layer : captures.layers) {
     if (preset_.layers.contains(layer.name)) continue;
-    layers_.push_back(std::make_unique<Layer>(context, layer, bounds));
+    layers_.push_back(std::make_unique<Layer>(context, layer, task_.bounds));
     steps_ += layers_.back()->steps();
   }
 }
@@ -118,9 +122,7 @@ PresetTuner::~PresetTuner() = default;
 Preset PresetTuner::Fresh() const {
   Preset fresh;
   fresh.made_by = std::string("sparge ") + sparge_version();
-  fresh.target_l1 = task_.bounds.target_l1;
-  fresh.pv_l1 = task_.bounds.pv_l1;
-  fresh.round_l1 = task_.bounds.round_l1;
+  fresh.bounds = PresetBoundsOf(task_.bounds);
   fresh.predictor = SPARGE_PREDICT_KEYS;  // the one that tuning takes
   fresh.seed = task_.bounds.seed;
   fresh.partial = {OptionsText(task_.bounds, context_), digest_};

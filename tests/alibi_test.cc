@@ -207,10 +207,10 @@ TEST(Alibi, CalibrationsSeeSinksAtTheirDistance) {
   const auto [other, other_o] = run(1024, sinks);
   ASSERT_EQ(near.state, SPARGE_HEAD_SPARSE);
   EXPECT_EQ(far.samples, near.samples);
-  EXPECT_EQ(far.l1, near.l1);
+  EXPECT_EQ(far.error, near.error);
   EXPECT_EQ(far.round_l1, near.round_l1);
   EXPECT_EQ(far_o, near_o);
-  EXPECT_NE(other.l1, near.l1);
+  EXPECT_NE(other.error, near.error);
   EXPECT_NE(other_o, near_o);
 }
 

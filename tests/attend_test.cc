@@ -50,6 +50,36 @@ TEST(Attend, SparseIsCloseToDenseAndSkips) {
   }
 }
 
+// Every query looks at the token two before it, as heads of language models do. The first two of a block find it in the
+// tile before, which holds next to nothing of the block's attention as a whole; without it they would be wholly wrong.
+TEST(Attend, FirstQueriesOfABlockSeeTheTokensBeforeThem) {
+  constexpr int64_t kTokens = 1024, kDim = 64;
+  const Context context(2);
+  Problem p({.q_tokens = kTokens, .qk_dim = kDim, .seed = 4});
+  p.q.Fill([k = p.k](int64_t b, int64_t h, int64_t t, int64_t d) {
+    return 8.0f * k.Get(b, h, std::max<int64_t>(t - 2, 0), d);
+  });
+  p.desc.causal = 1;
+  p.desc.precision = SPARGE_PRECISION_FP32;
+  p.desc.select = SPARGE_SELECT_FLOOR;
+  p.desc.params = {-1, 0.3, 0, SPARGE_PV_SKIP_OFF};
+  const Result dense = Reference(context, p);
+  const Result sparse = RunProblem(context, p);
+  EXPECT_GT(sparse.stats.sparsity(), 0.5);
+  for (const int64_t row : {128, 129, 512, 513, 896, 897}) {
+    double error = 0, size = 0;
+    for (int64_t d = 0; d < kDim; ++d) {
+      error += std::abs(sparse.o.Get(0, 0, row, d) - dense.o.Get(0, 0, row, d));
+      size += std::abs(dense.o.Get(0, 0, row, d));
+    }
+    EXPECT_LT(error, 0.01 * size) << row;
+  }
+  // That one tile per block is what they need.
+  std::vector<uint8_t> without = sparse.map;
+  for (int64_t block = 1; block < sparse.q_blocks; ++block) without[block * sparse.k_blocks + 2 * block - 1] = 0;
+  EXPECT_GT(RelativeL2(Reference(context, p, without).o, dense.o), 0.1);
+}
+
 TEST(Attend, PvSkipSkipsAndCostsLittle) {
   for (const std::string& isa : RunnableIsas()) {
     SCOPED_TRACE(isa);

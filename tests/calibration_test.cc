@@ -95,14 +95,15 @@ TEST(Calibration, EstimatesAreTheErrorsAndBoundsHold) {
         sparse += head.state == SPARGE_HEAD_SPARSE;
         EXPECT_EQ(head.precision, SPARGE_PRECISION_INT8);
         // Six standard errors, and a hundredth for what sums of tiles and the kernel's recurrence round differently.
-        EXPECT_NEAR(HeadL1(plain.o, dense, h), head.l1, 6 * head.l1_error + 0.01 * head.l1 + 1e-4) << "head " << h;
+        EXPECT_NEAR(HeadL1(plain.o, dense, h), head.error, 6 * head.error_se + 0.01 * head.error + 1e-4)
+            << "head " << h;
         // Rows of a sample drop a tile each by itself, and in a run a row group only together: that is less.
-        EXPECT_LE(HeadL1(skipped.o, dense, h), head.pv_l1 + 6 * head.pv_l1_error + 0.01 * head.pv_l1 + 1e-4);
+        EXPECT_LE(HeadL1(skipped.o, dense, h), head.pv_error + 6 * head.pv_error_se + 0.01 * head.pv_error + 1e-4);
         EXPECT_GE(HeadL1(skipped.o, dense, h), HeadL1(plain.o, dense, h) - 1e-3);
         // The estimate plus a standard error is within the bound, and the truth within three of the estimate.
-        EXPECT_LE(HeadL1(plain.o, dense, h), 0.05 + 2 * head.l1_error);
-        EXPECT_LE(HeadL1(skipped.o, dense, h), 0.06 + 2 * head.pv_l1_error);
-        EXPECT_LT(head.l1_error, 0.05 / 3) << "an estimate that says nothing";
+        EXPECT_LE(HeadL1(plain.o, dense, h), 0.05 + 2 * head.error_se);
+        EXPECT_LE(HeadL1(skipped.o, dense, h), 0.06 + 2 * head.pv_error_se);
+        EXPECT_LT(head.error_se, 0.05 / 3) << "an estimate that says nothing";
         const sparge_head_stats& stats = plain.head_stats[h];
         const double sparsity = 1 - static_cast<double>(stats.qk_computed) / static_cast<double>(stats.qk_eligible);
         EXPECT_NEAR(sparsity, head.sparsity, 0.05);
@@ -144,7 +145,7 @@ TEST(Calibration, RunsCalibrateThemselvesAndSettle) {
     EXPECT_NE(calibration.Head(h).state, SPARGE_HEAD_UNKNOWN);
     EXPECT_GE(calibration.Head(h).samples, 10) << "the least that a choice is made from";
     // As above: the estimate plus a standard error is within the bound, and the truth within three of the estimate.
-    EXPECT_LE(HeadL1(result.o, dense, h), 0.06 + 2 * calibration.Head(h).pv_l1_error) << "head " << h;
+    EXPECT_LE(HeadL1(result.o, dense, h), 0.06 + 2 * calibration.Head(h).pv_error_se) << "head " << h;
   }
 }
 
@@ -376,7 +377,7 @@ TEST(Calibration, ZerosAndWhatIsNotFinite) {
   const Problem automatic = Automatic(p, calibration);
   Result result;
   for (int i = 0; i < 3; ++i) result = RunProblem(context, automatic);
-  EXPECT_EQ(calibration.Head(0).l1, 0.0);
+  EXPECT_EQ(calibration.Head(0).error, 0.0);
   EXPECT_EQ(calibration.Head(3).state, SPARGE_HEAD_UNKNOWN) << "nothing can be measured: dense";
   for (int64_t t = 0; t < 1024; ++t) EXPECT_EQ(result.o.Get(0, 0, t, 0), 0.0f);
 }
@@ -400,8 +401,8 @@ TEST(Calibration, MasksSinksAndFewQueries) {
   EXPECT_GT(chosen.stats.sparsity(), 0.1);
   for (int64_t h = 0; h < 4; ++h) {
     const HeadEstimate head = calibration.Head(h);
-    EXPECT_NEAR(HeadL1(unskipped.o, dense, h), head.l1, 6 * head.l1_error + 0.01 * head.l1 + 1e-4) << h;
-    EXPECT_LE(HeadL1(chosen.o, dense, h), head.pv_l1 + 6 * head.pv_l1_error + 0.01 * head.pv_l1 + 1e-4) << h;
+    EXPECT_NEAR(HeadL1(unskipped.o, dense, h), head.error, 6 * head.error_se + 0.01 * head.error + 1e-4) << h;
+    EXPECT_LE(HeadL1(chosen.o, dense, h), head.pv_error + 6 * head.pv_error_se + 0.01 * head.pv_error + 1e-4) << h;
   }
   // One query goes straight to the tensors and needs no calibration.
   Problem one({.q_heads = 4, .kv_heads = 2, .q_tokens = 1, .kv_tokens = 700});
@@ -416,7 +417,7 @@ TEST(Calibration, Refusals) {
     return std::string(sparge_last_error());
   };
   EXPECT_EQ(text(Bounds(0, 0.02, 0.02)), "q_heads=0 is outside 1..65536");
-  EXPECT_EQ(text(Bounds(1, -1, 0.02)), "target_l1=-1 is not a number from 0 on");
+  EXPECT_EQ(text(Bounds(1, -0.5, 0.02)), "target_l1=-0.5 is not a number from 0 on");
   EXPECT_EQ(text(Bounds(1, 0.03, 0.02)), "pv_l1=0.02 is not a number from target_l1=0.03 on");
   Calibration calibration(Bounds(2, 0.02, 0.03));
   EXPECT_THROW(calibration.Head(2), Error);

@@ -151,7 +151,7 @@ class Verbs(Folder):
     def test_selection_from_flags(self):
         """One rule for run, map, check and report: a parameter means its selection, nothing at all means auto."""
         npy(self.path("m.npy"), "|u1", (2, 2, 3), bytes([1] * 12))
-        for flags, want in (((), "auto"), (("--target-l1", "0.1"), "auto"), (("--seed", "3"), "auto"),
+        for flags, want in (((), "auto"), (("--target-l1", "0.1"), "auto"), (("--target-l2", "0.1"), "auto"), (("--seed", "3"), "auto"),
                             (("--round-l1", "0.1"), "auto"), (("--precision", "int16"), "auto"), (("--sink",), "auto"),
                             (("--tau", "0.9"), "cdf"), (("--theta", "0.2"), "cdf"), (("--tau", "0.9", "--theta", "0"), "cdf"),
                             (("--topk", "0.4"), "topk"), (("--topk", "0.4", "--theta", "0.1"), "topk"),
@@ -172,7 +172,7 @@ class Verbs(Folder):
     def test_flags_of_another_selection(self):
         """Refused, naming the flag that made the choice; nothing that was given is silently left out."""
         npy(self.path("m.npy"), "|u1", (2, 2, 3), bytes([1] * 12))
-        for flags, says in ((("--pv-skip", "5"), ("--pv-skip", "--select auto, the default", "--pv-l1", "--tau X")),
+        for flags, says in ((("--pv-skip", "5"), ("--pv-skip", "--select auto, the default", "--pv-l2", "--tau X")),
                             (("--pv-skip", "off"), ("--pv-skip", "--select auto, the default")),
                             (("--select", "auto", "--pv-skip", "5"), ("--pv-skip", "--select auto")),
                             (("--target-l1", "0.1", "--pv-skip", "5"), ("--pv-skip", "--select auto")),
@@ -185,6 +185,10 @@ class Verbs(Folder):
                             (("--select", "auto", "--map", self.path("m.npy")), ("--map", "--select auto")),
                             (("--topk", "0.5", "--seed", "1"), ("--seed", "--topk", "--select auto")),
                             (("--theta", "0.5", "--pv-l1", "0.1"), ("--pv-l1", "--theta", "--select auto")),
+                            (("--theta", "0.5", "--target-l2", "0.1"), ("--target-l2", "--theta", "--select auto")),
+                            (("--target-l1", "0.1", "--target-l2", "0.1"), ("--target-l1", "--target-l2", "two bounds")),
+                            (("--pv-l1", "0.1"), ("--pv-l1", "without --target-l1")),
+                            (("--target-l1", "0.1", "--pv-l2", "0.2"), ("--pv-l2", "with --target-l1")),
                             (("--precision", "fp32", "--round-l1", "0.1"), ("--round-l1", "--precision fp32"))):
             with self.subTest(flags):
                 self.refused(*self.attend, *flags, says=says)
@@ -299,7 +303,7 @@ class Verbs(Folder):
         self.capture("captures/a.safetensors")
         table = self.good("demo", "--data", self.path("captures")).stdout
         self.assertIn("a title", table)
-        for bound in ("target_l1", "pv_l1"):
+        for bound in ("target_l2", "pv_l2"):
             self.assertIn(" %g " % info["defaults"][bound], table)
         self.assertLessEqual(max(map(len, table.splitlines()[:14])), 100)
         report = json.loads(self.good("demo", "--data", self.path("captures"), "--json").stdout)

@@ -2,7 +2,7 @@
 """Constants that the documents quote are those of the program and of the source: documents_test.py SPARGE FOLDER
 
 A row of QUOTES is a document, a pattern with a group per number, and where the truth of each number is:
-  info.NAME      `sparge info --json`; NAME may go into its `defaults`: info.defaults.tune.target_l1
+  info.NAME      `sparge info --json`; NAME may go into its `defaults`: info.defaults.tune.target_l2
   header.NAME    a macro of include/sparge/sparge.h
   source.NAME    a constant in the source: NAME = 12, once, or everywhere with the same value
   12, 0.5        a number that follows from others, given by a function of the other truths
@@ -21,24 +21,23 @@ PERCENT = 100.0
 CLI, TUNING, REPORT, ACCURACY = "docs/command-line.md", "docs/tuning.md", "docs/report.md", "docs/accuracy.md"
 HEADER = "include/sparge/sparge.h"
 TILE = ("header.SPARGE_BLOCK_Q", "header.SPARGE_BLOCK_K")
-BOUNDS = ("info.defaults.target_l1", "info.defaults.pv_l1", "info.defaults.round_l1")
+BOUNDS = ("info.defaults.target_l2", "info.defaults.pv_l2", "info.defaults.round_l1")
 PARAMS = ("info.defaults.tau", "info.defaults.theta", "info.defaults.pv_skip")
-TUNE = ("info.defaults.tune.target_l1", "info.defaults.tune.pv_l1", "info.defaults.tune.round_l1")
+TUNE = ("info.defaults.tune.target_l2", "info.defaults.tune.pv_l2", "info.defaults.tune.round_l1")
 
 QUOTES = (
     # The error that is accepted.
     ("README.md", rf"relative error within {N}, as measured", BOUNDS[:1]),
     ("README.md", rf"error within {N} per head", BOUNDS[:1]),
-    ("README.md", rf"default \(`target_l1={N}`, int8\)", BOUNDS[:1]),
     ("README.md", rf"\(default {N}, and {N} once products are skipped\), and of the precision itself \(default\s+{N}:", BOUNDS),
-    (CLI, rf"`--target-l1 X` \| {N} \| `auto`", BOUNDS[:1]),
-    (CLI, rf"`--pv-l1 X` \| {N} times that", ("info.defaults.pv_room",)),
+    (CLI, rf"`--target-l2 X` \| {N} \| `auto`", BOUNDS[:1]),
+    (CLI, rf"`--pv-l2 X` \| {N} times that", ("info.defaults.pv_room",)),
     (CLI, rf"`--round-l1 X` \| {N} \| `auto`", BOUNDS[2:]),
-    (TUNING, rf"target_l1 {N}, pv_l1 {N}, round_l1 {N}", BOUNDS),
-    (HEADER, rf"Defaults: target_l1 {N}, pv_l1 {N}, round_l1 {N}, seed 0", BOUNDS),
-    ("docs/ggml.md", rf"`SPARGE_TARGET_L1` \| {N} \|", BOUNDS[:1]),
-    ("docs/ggml.md", rf"in every batch \| {N}, the default", BOUNDS[:1]),
-    ("docs/diffusers.md", rf"`target_l1` \| {N} \|", BOUNDS[:1]),
+    (TUNING, rf"target_l2 {N}, pv_l2 {N}, round_l1 {N}", BOUNDS),
+    (HEADER, rf"Defaults: target_l2 {N}, pv_l2 negative, round_l1 {N}, seed 0; target_l1 is not named\. \(", (BOUNDS[0], BOUNDS[2])),
+    (HEADER, rf"Defaults: target_l2 {N}, pv_l2 negative, round_l1 {N}, seed 0; target_l1 is not named\. \*/", (TUNE[0], TUNE[2])),
+    ("docs/ggml.md", rf"`SPARGE_TARGET_L2` \| {N} \|", BOUNDS[:1]),
+    ("docs/diffusers.md", rf"`target_l2` \| {N} \|", BOUNDS[:1]),
     ("docs/python.md", rf"error of skipping within {N} per head", BOUNDS[:1]),
     # Parameters by hand.
     ("README.md", rf"defaults: int8, select cdf, tau {N}, theta {N}, pv_skip {N}", PARAMS),
@@ -58,6 +57,8 @@ QUOTES = (
     (REPORT, rf"one tile of {N} queries by {N} keys", TILE),
     ("docs/algorithm.md", rf"`SPARGE_BLOCK_Q` = {N} queries against a block of `SPARGE_BLOCK_K` = {N} keys", TILE),
     ("docs/parity.md", rf"\| {N} x {N} everywhere \|", TILE),
+    ("docs/parity.md", rf"by `floor` and `auto` \({N} keys before each query\)", ("source.kNearKeys",)),
+    ("docs/algorithm.md", rf"also keep the {N} keys\s+before each query", ("source.kNearKeys",)),
     ("docs/studies/predictor.md", rf"each tile \({N} queries x {N} keys\)", TILE),
     ("docs/ggml.md", rf"sizes up to {N}, values", ("header.SPARGE_MAX_HEAD_DIM",)),
     (HEADER, r"Head sizes 1\.\.(\d+)", ("header.SPARGE_MAX_HEAD_DIM",)),
@@ -76,8 +77,8 @@ QUOTES = (
     ("docs/layers.md", rf"as {N} keys of a dense call", ("source.kSampledKeys",)),
     ("docs/layers.md", rf"memory for {N} tokens at first", ("source.kFirstRoom",)),
     # Tuning and checking.
-    (CLI, rf"`--target-l1 X` \| {N} \| relative", TUNE[:1]),
-    (CLI, rf"`--pv-l1 X` \| {N} times `--target-l1`", (lambda truth: truth(TUNE[1]) / truth(TUNE[0]),)),
+    (CLI, rf"`--target-l2 X` \| {N} \| relative", TUNE[:1]),
+    (CLI, rf"`--pv-l2 X` \| {N} times `--target-l2`", (lambda truth: truth(TUNE[1]) / truth(TUNE[0]),)),
     (CLI, rf"`--round-l1 X` \| {N} \| relative", TUNE[2:]),
     (CLI, rf"at least {N} % of the heads must be within {N} times", (lambda t: PERCENT * t("source.kShareWithin"), "header.SPARGE_SINGLE_CALL")),
     (TUNING, rf"fewer than {N} % of the heads are within {N} times", (lambda t: PERCENT * t("source.kShareWithin"), "header.SPARGE_SINGLE_CALL")),
@@ -90,7 +91,7 @@ QUOTES = (
     (TUNING, rf"of which fewer than {N} rows are known", ("source.kFewest",)),
     (TUNING, rf"of which {N} rows are known gets half", ("source.kSettled",)),
     (TUNING, rf"first choice, then {N} %", (lambda t: PERCENT * t("source.kWatchEffort"),)),
-    (ACCURACY, rf"`target_l1` \(default {N}\)", ("source.kTargetL1",)),
+    (ACCURACY, rf"`target_l2` \(default {N}\)", ("source.kTargetL2",)),
     (ACCURACY, rf"{N} rows are needed", ("source.kFewest",)),
     (ACCURACY, rf"is more than {N} times the median", ("source.kRatio",)),
     (ACCURACY, rf"with more than {N} different ones", ("source.kMostUnlike",)),

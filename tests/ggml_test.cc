@@ -150,8 +150,9 @@ TEST(GgmlVersions, KnownAndUnknown) {
 }
 
 struct Environment : ::testing::Test {
-  static constexpr const char* kNames[] = {"SPARGE_MODE",       "SPARGE_TARGET_L1", "SPARGE_PRECISION", "SPARGE_PRESET",
-                                           "SPARGE_MIN_TOKENS", "SPARGE_STATS",     "SPARGE_CLAIM_ALL"};
+  static constexpr const char* kNames[] = {"SPARGE_MODE",      "SPARGE_TARGET_L2", "SPARGE_TARGET_L1",
+                                           "SPARGE_PRECISION", "SPARGE_PRESET",    "SPARGE_MIN_TOKENS",
+                                           "SPARGE_STATS",     "SPARGE_CLAIM_ALL"};
   void SetUp() override {
     for (const char* name : kNames) unsetenv(name);
   }
@@ -170,7 +171,8 @@ using GgmlSettings = Environment;
 TEST_F(GgmlSettings, Defaults) {
   const Settings settings = ReadSettings();
   EXPECT_EQ(settings.mode, Mode::kAuto);
-  EXPECT_EQ(settings.target_l1, 0.015);  // the library's
+  EXPECT_EQ(settings.bounds.target_l2, LayerDesc().target_l2);
+  EXPECT_EQ(settings.bounds.target_l1, SPARGE_NOT_NAMED);
   EXPECT_EQ(settings.precision, SPARGE_PRECISION_INT8);
   EXPECT_EQ(settings.preset, nullptr);
   EXPECT_TRUE(settings.stats.empty());
@@ -184,7 +186,7 @@ TEST_F(GgmlSettings, Values) {
   setenv("SPARGE_STATS", "1", 1);
   setenv("SPARGE_CLAIM_ALL", "1", 1);
   const Settings settings = ReadSettings();
-  EXPECT_EQ(settings.target_l1, 0.01);
+  EXPECT_EQ(settings.bounds.target_l1, 0.01);
   EXPECT_EQ(settings.precision, SPARGE_PRECISION_INT16);
   EXPECT_EQ(settings.min_tokens, 4096);
   EXPECT_EQ(settings.stats, "stderr");
@@ -217,7 +219,12 @@ TEST_F(GgmlSettings, WhatHasNoEffectIsRefused) {
   setenv("SPARGE_TARGET_L1", "0", 1);
   EXPECT_EQ(Refusal(), "");
   setenv("SPARGE_MIN_TOKENS", "512", 1);
-  EXPECT_EQ(Refusal(), "SPARGE_MIN_TOKENS has no effect with SPARGE_TARGET_L1=0");
+  EXPECT_EQ(Refusal(), "SPARGE_MIN_TOKENS has no effect with a target of 0");
+  unsetenv("SPARGE_MIN_TOKENS");
+  setenv("SPARGE_TARGET_L2", "0.05", 1);
+  EXPECT_EQ(Refusal(), "SPARGE_TARGET_L2 has no effect with SPARGE_TARGET_L1");
+  unsetenv("SPARGE_TARGET_L1");
+  EXPECT_EQ(Refusal(), "");
 }
 
 // ------------------------------------------------------------------ layers
@@ -283,12 +290,12 @@ TEST(GgmlLayer, EveryTileInThePrecisionAskedFor) {
     return batch.o.bytes();
   };
   LayerDesc desc;
-  desc.target_l1 = 0;
+  desc.target_l2 = 0;
   Settings settings;
   settings.mode = Mode::kExact;
   EXPECT_EQ(bytes(settings), Expected(context, desc));
   settings = Settings();
-  settings.target_l1 = 0;
+  settings.bounds.target_l2 = 0;
   desc.precision = SPARGE_PRECISION_INT8;
   EXPECT_EQ(bytes(settings), Expected(context, desc));
   settings = Settings();
@@ -328,7 +335,7 @@ TEST(GgmlLayer, PresetsByEitherName) {
 TEST(GgmlLayer, APresetThatDoesNotFitSkipsNothing) {
   const Context context(2);
   LayerDesc dense;
-  dense.target_l1 = 0;
+  dense.target_l2 = 0;
   dense.precision = SPARGE_PRECISION_INT8;
   const std::vector<uint8_t> expected = Expected(context, dense);
   const auto said = [&](const Settings& settings) {

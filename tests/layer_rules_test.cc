@@ -24,8 +24,7 @@ namespace {
 
 LayerSettings Settings() {
   LayerSettings settings{};
-  settings.target_l1 = 0.015;
-  settings.pv_l1 = 0.02;
+  settings.bounds = {SPARGE_MEASURE_L1, 0.015, 0.02};
   settings.round_l1 = 0.05;
   settings.precision = SPARGE_PRECISION_INT8;
   settings.remembers = settings.keep_keys = true;
@@ -137,7 +136,7 @@ TEST(LayerRules, OfPackedSequencesTheLongestCounts) {
 
 TEST(LayerRules, ExactIsEveryTile) {
   LayerSettings settings = Settings();
-  settings.target_l1 = settings.pv_l1 = 0;
+  settings.bounds.target = settings.bounds.pv = 0;
   settings.precision = SPARGE_PRECISION_INT16;
   Layer layer(settings);
   const sparge_plan_desc made = Call(layer, Ask(2000, 2000));
@@ -519,15 +518,18 @@ TEST(LayerSaved, OtherLayersRefuseIt) {
     return text;
   };
   LayerSettings settings = Settings();
-  settings.target_l1 = 0.0125;
+  settings.bounds.target = 0.0125;
   EXPECT_EQ(refusal(settings),
-            "data is of a layer with target_l1=0.014999999999999999, and this one has 0.012500000000000001");
+            "data is of a layer with the target 0.014999999999999999, and this one has 0.012500000000000001");
   settings = Settings();
-  settings.pv_l1 = 0.5;
-  EXPECT_EQ(refusal(settings), "data is of a layer with pv_l1=0.02, and this one has 0.5");
+  settings.bounds.measure = SPARGE_MEASURE_L2;
+  EXPECT_EQ(refusal(settings), "data is of a layer with bounds in another measure than the l2 of this one");
+  settings = Settings();
+  settings.bounds.pv = 0.5;
+  EXPECT_EQ(refusal(settings), "data is of a layer with the bound with PV skip 0.02, and this one has 0.5");
   settings = Settings();
   settings.round_l1 = 0.25;
-  EXPECT_EQ(refusal(settings), "data is of a layer with round_l1=0.050000000000000003, and this one has 0.25");
+  EXPECT_EQ(refusal(settings), "data is of a layer with round_l1 0.050000000000000003, and this one has 0.25");
   settings = Settings();
   settings.seed = 7;
   EXPECT_EQ(refusal(settings), "data is of a layer with seed=0, and this one has 7");
@@ -559,21 +561,21 @@ TEST(LayerSaved, BadNumbersAreNamed) {
   Layer layer(Settings());
   Call(layer, Ask(10, 10));
   const std::vector<std::byte> saved = layer.Save();
-  // magic, three bounds, seed, kinds; then the kind: five numbers, most queries, bytes.
+  // magic, measure, three bounds, seed, kinds; then the kind: five numbers, most queries, bytes.
   const struct {
     size_t at;
     int64_t value;
     const char* text;
   } bad[] = {{0, 1, "data is not a layer that this version saved"},
-             {5, 2, "ends within a kind of call that begins at byte 104 and has 56"},
-             {6, 0, "data has q_heads=0, which is outside 1..2147483647"},
-             {7, 3, "data has q_heads=4, which is not a multiple of kv_heads=3"},
-             {7, 5, "data has kv_heads=5, which is outside 1..4"},
-             {8, 577, "data has qk_dim=577, which is outside 1..576"},
-             {9, -1, "data has v_dim=-1, which is outside 1..576"},
-             {10, 2, "data has causal=2, which is outside 0..1"},
-             {11, -1, "data has most_queries=-1, which is outside 0..2147483647"},
-             {12, 8, "ends within a calibration that begins at byte 104 and has 8"}};
+             {6, 2, "ends within a kind of call that begins at byte 112 and has 56"},
+             {7, 0, "data has q_heads=0, which is outside 1..2147483647"},
+             {8, 3, "data has q_heads=4, which is not a multiple of kv_heads=3"},
+             {8, 5, "data has kv_heads=5, which is outside 1..4"},
+             {9, 577, "data has qk_dim=577, which is outside 1..576"},
+             {10, -1, "data has v_dim=-1, which is outside 1..576"},
+             {11, 2, "data has causal=2, which is outside 0..1"},
+             {12, -1, "data has most_queries=-1, which is outside 0..2147483647"},
+             {13, 8, "ends within a calibration that begins at byte 112 and has 8"}};
   for (const auto& [at, value, text] : bad) {
     std::vector<std::byte> changed = saved;
     std::memcpy(changed.data() + 8 * at, &value, sizeof(value));
@@ -581,9 +583,9 @@ TEST(LayerSaved, BadNumbersAreNamed) {
     EXPECT_NE(refusal.find(text), std::string::npos) << refusal;
   }
   std::vector<std::byte> twice = saved;
-  twice.insert(twice.end(), saved.begin() + 48, saved.end());
+  twice.insert(twice.end(), saved.begin() + 56, saved.end());
   const int64_t two = 2;
-  std::memcpy(twice.data() + 40, &two, sizeof(two));
+  std::memcpy(twice.data() + 48, &two, sizeof(two));
   EXPECT_EQ(Refusal([&] { layer.Restore(twice.data(), twice.size()); }), "data has the kind of call 1 twice");
 }
 
@@ -592,7 +594,7 @@ TEST(LayerSaved, ACalibrationOfOtherHeadsIsRefused) {
   Call(layer, Ask(2000, 2000));
   std::vector<std::byte> saved = layer.Save();
   const int64_t heads = 8;
-  std::memcpy(saved.data() + 48, &heads, sizeof(heads));
+  std::memcpy(saved.data() + 56, &heads, sizeof(heads));
   EXPECT_EQ(Refusal([&] { layer.Restore(saved.data(), saved.size()); }),
             "data has a calibration of 4 heads for calls of 8");
 }
@@ -600,7 +602,7 @@ TEST(LayerSaved, ACalibrationOfOtherHeadsIsRefused) {
 // The fuzzer's corpus: what is called ok is read, what is called bad is not.
 TEST(LayerSaved, Corpus) {
   LayerSettings settings = Settings();
-  settings.pv_l1 = 0.01875;
+  settings.bounds = {SPARGE_MEASURE_L2, 0.03, 0.0375};
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(SPARGE_FUZZ_CORPUS "/layer")) {
     std::ifstream file(entry.path(), std::ios::binary);

@@ -75,11 +75,10 @@ void ExpectSame(const Piece& a, const Piece& b) {
   EXPECT_EQ(a.stats.total.pv_computed, b.stats.total.pv_computed);
 }
 
-Calibration Bounds(double target_l1 = 0.015, double pv_l1 = -1) {
+Calibration Bounds(double target_l2 = LayerDesc().target_l2) {
   CalibrationDesc bounds;
   bounds.q_heads = kHeads;
-  bounds.target_l1 = target_l1;
-  bounds.pv_l1 = pv_l1 < 0 ? 1.25 * target_l1 : pv_l1;
+  bounds.target_l2 = target_l2;
   return Calibration(bounds);
 }
 
@@ -317,8 +316,18 @@ TEST(Layer, DescriptorsAreChecked) {
   PresetOf preset;
   EXPECT_EQ(refusal([](LayerDesc&) {}), "");
   EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l1 = -0.5; }), "target_l1=-0.5 is not a number from 0 on");
-  EXPECT_EQ(refusal([](LayerDesc& d) { d.pv_l1 = 0.01; }), "pv_l1=0.01 is not a number from target_l1=0.015 on");
-  EXPECT_EQ(refusal([](LayerDesc& d) { d.pv_l1 = kNan; }), "pv_l1=nan is not a number from target_l1=0.015 on");
+  EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l2 = -0.5; }), "target_l2=-0.5 is not a number from 0 on");
+  EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l2 = kNan; }), "target_l2=nan is not a number from 0 on");
+  EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l2 = 0.5, d.pv_l2 = 0.01; }),
+            "pv_l2=0.01 is not a number from target_l2=0.5 on");
+  EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l1 = 0.5, d.pv_l1 = 0.01; }),
+            "pv_l1=0.01 is not a number from target_l1=0.5 on");
+  EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l1 = 0.5, d.pv_l1 = kNan; }),
+            "pv_l1=nan is not a number from target_l1=0.5 on");
+  EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l1 = 0.5, d.target_l2 = 0.25; }),
+            "target_l1=0.5 and target_l2=0.25 are two bounds: name one of them");
+  EXPECT_EQ(refusal([](LayerDesc& d) { d.pv_l1 = 0.5; }), "pv_l1=0.5 has no effect with target_l2");
+  EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l1 = 0.25, d.pv_l2 = 0.5; }), "pv_l2=0.5 has no effect with target_l1");
   EXPECT_EQ(refusal([](LayerDesc& d) { d.round_l1 = -1; }), "round_l1=-1 is not a number from 0 on");
   EXPECT_EQ(refusal([](LayerDesc& d) { d.precision = 3; }), "precision=3 is outside -1..2");
   EXPECT_EQ(refusal([](LayerDesc& d) { d.remembers = 2; }), "remembers=2 is outside 0..1");
@@ -326,13 +335,14 @@ TEST(Layer, DescriptorsAreChecked) {
   EXPECT_EQ(refusal([](LayerDesc& d) { d.min_keys = -1; }), "min_keys=-1 is outside 0..2147483647");
   EXPECT_EQ(refusal([](LayerDesc& d) { d.dense_tail = -2; }), "dense_tail=-2 is outside 0..2147483647");
   // Bounds that nothing would look at.
-  EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l1 = 0, d.pv_l1 = 0.1; }), "pv_l1=0.1 has no effect with target_l1=0");
+  EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l1 = 0, d.pv_l1 = 0.1; }),
+            "pv_l1=0.1 has no effect with a target of 0");
   EXPECT_EQ(refusal([](LayerDesc& d) { d.target_l1 = 0, d.round_l1 = 0.1; }),
-            "round_l1=0.1 has no effect with target_l1=0");
+            "round_l1=0.1 has no effect with a target of 0");
   EXPECT_EQ(refusal([&](LayerDesc& d) { d.preset = &preset.desc, d.target_l1 = 0.1; }),
             "target_l1=0.1 has no effect with a preset");
-  EXPECT_EQ(refusal([&](LayerDesc& d) { d.preset = &preset.desc, d.pv_l1 = 0.1; }),
-            "pv_l1=0.1 has no effect with a preset");
+  EXPECT_EQ(refusal([&](LayerDesc& d) { d.preset = &preset.desc, d.pv_l2 = 0.1; }),
+            "pv_l2=0.1 has no effect with a preset");
   sparge_layer* out = nullptr;
   EXPECT_EQ(sparge_layer_create(nullptr, &out), SPARGE_INVALID_ARGUMENT);
   const LayerDesc desc;
@@ -445,7 +455,7 @@ TEST(Layer, SavingChecksTheRoom) {
   EXPECT_EQ(sparge_layer_restore(layer.get(), nullptr, 8), SPARGE_INVALID_ARGUMENT);
   EXPECT_EQ(sparge_layer_restore(layer.get(), saved.data(), 8), SPARGE_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(sparge_last_error()),
-            "size=8 ends within the header of a layer that begins at byte 0 and has 48");
+            "size=8 ends within the header of a layer that begins at byte 0 and has 56");
 }
 
 // The bounds of an automatic call, rounding included, for noise that is not sharp.

@@ -136,7 +136,9 @@ class Oracle {
 
   bool Diagonal(int64_t row, int64_t tile) const {
     if (p_.desc.causal == 0) return false;
-    const int64_t first = row * 128 + offset_, last = std::min(p_.shape.q_tokens, (row + 1) * 128) - 1 + offset_;
+    const int64_t before = p_.desc.select == SPARGE_SELECT_FLOOR ? 32 : 0;  // keys right before each query
+    const int64_t first = row * 128 + offset_ - before,
+                  last = std::min(p_.shape.q_tokens, (row + 1) * 128) - 1 + offset_;
     return first < (tile + 1) * 64 && last >= tile * 64;
   }
   bool Sink() const { return p_.desc.keep_sink == 1 || (p_.desc.keep_sink == -1 && p_.desc.causal == 1); }

@@ -31,9 +31,7 @@ PresetHead DenseHead() {
 Preset Example() {
   Preset preset;
   preset.made_by = "sparge \"x\"";
-  preset.target_l1 = 0.05;
-  preset.pv_l1 = 0.06;
-  preset.round_l1 = 1.0 / 3;  // needs all its digits
+  preset.bounds = {SPARGE_MEASURE_L1, 0.05, 0.06, 1.0 / 3};  // which needs all its digits
   preset.predictor = SPARGE_PREDICT_PAPER;
   preset.seed = 0xffffffffffffffff;
   PresetLayer layer{2, 1, 64, 32, true, {"a", "b"}, {"c"}, {SparseHead(), DenseHead()}};
@@ -68,9 +66,10 @@ TEST(Preset, RoundTrip) {
   preset.partial = {"with these options", "0123abcd"};
   const Preset again = ParsePreset(PresetText(preset), "p.json");
   EXPECT_EQ(again.made_by, preset.made_by);
-  EXPECT_EQ(again.target_l1, preset.target_l1);
-  EXPECT_EQ(again.pv_l1, preset.pv_l1);
-  EXPECT_EQ(again.round_l1, preset.round_l1);
+  EXPECT_EQ(again.bounds.measure, preset.bounds.measure);
+  EXPECT_EQ(again.bounds.target, preset.bounds.target);
+  EXPECT_EQ(again.bounds.pv, preset.bounds.pv);
+  EXPECT_EQ(again.bounds.round_l1, preset.bounds.round_l1);
   EXPECT_EQ(again.predictor, preset.predictor);
   EXPECT_EQ(again.seed, preset.seed);
   ASSERT_TRUE(again.partial.has_value());
@@ -88,11 +87,27 @@ std::string Replaced(std::string text, const std::string& from, const std::strin
   return text;
 }
 
-TEST(Preset, ReadsVersionOne) {
-  std::string text = Replaced(PresetText(Example()), "\"version\": 2", "\"version\": 1");
+TEST(Preset, ReadsOlderVersions) {
+  std::string text = Replaced(PresetText(Example()), "\"version\": 3", "\"version\": 2");
+  text = Replaced(Replaced(text, "\"error\"", "\"l1\""), "\"pv_error\"", "\"pv_l1\"");
+  EXPECT_EQ(PresetText(ParsePreset(text, "p.json")), PresetText(Example()));
+  text = Replaced(text, "\"version\": 2", "\"version\": 1");
   text = Replaced(Replaced(text, "\"target_l1\"", "\"l1\""), "\"pv_l1\"", "\"l2\"");
   EXPECT_EQ(text.find("pv_l1"), std::string::npos);
   EXPECT_EQ(PresetText(ParsePreset(text, "p.json")), PresetText(Example()));
+}
+
+TEST(Preset, SaysItsMeasure) {
+  Preset preset = Example();
+  preset.bounds.measure = SPARGE_MEASURE_L2;
+  const std::string text = PresetText(preset);
+  EXPECT_NE(text.find("\"target_l2\":0.05,\"pv_l2\":0.06"), std::string::npos) << text;
+  EXPECT_EQ(text.find("target_l1"), std::string::npos);
+  EXPECT_EQ(ParsePreset(text, "p.json").bounds.measure, SPARGE_MEASURE_L2);
+  for (const char* older : {"\"version\": 1", "\"version\": 2"}) {
+    EXPECT_THROW(ParsePreset(Replaced(text, "\"version\": 3", older), "p.json"), Error) << older;
+  }
+  EXPECT_THROW(ParsePreset(Replaced(text, "\"pv_l2\"", "\"pv_l1\""), "p.json"), Error);
 }
 
 TEST(Preset, FilesAreWrittenWholeOrNotAtAll) {
@@ -126,10 +141,10 @@ void ExpectRefused(const std::string& from, const std::string& to, const std::ve
 
 TEST(Preset, RefusesOtherFiles) {
   ExpectRefused("sparge-preset", "sparge-present", {"'format'"});
-  ExpectRefused("\"version\": 2", "\"version\": 3", {"'version'", "'3'", "1 to 2"});
-  ExpectRefused("\"version\": 2", "\"version\": 0", {"'version'", "'0'", "1 to 2"});
-  ExpectRefused("\"version\": 2", "\"version\": \"2\"", {"'version'"});
-  ExpectRefused("\"version\": 2", "\"version\": 1", {"bounds", "unknown field", "'pv_l1'"});
+  ExpectRefused("\"version\": 3", "\"version\": 4", {"'version'", "'4'", "1 to 3"});
+  ExpectRefused("\"version\": 3", "\"version\": 0", {"'version'", "'0'", "1 to 3"});
+  ExpectRefused("\"version\": 3", "\"version\": \"3\"", {"'version'"});
+  ExpectRefused("\"version\": 3", "\"version\": 1", {"bounds", "unknown field", "'pv_l1'"});
   ExpectRefused("{", "[{", {"JSON"});
   ExpectRefused("\"seed\": ", "\"seed\": 1, \"seed\": ", {"'seed'", "twice"});
   ExpectRefused("\"seed\": ", "\"sead\": 1, \"seed\": ", {"unknown field 'sead'"});
@@ -137,6 +152,7 @@ TEST(Preset, RefusesOtherFiles) {
   ExpectRefused("\"paper\"", "\"crystal ball\"", {"'predictor'", "crystal ball", "'keys' or 'paper'"});
   ExpectRefused("\"pv_l1\":0.06", "\"pv_l1\":-1", {"bounds", "'pv_l1'", "'-1'"});
   ExpectRefused("\"pv_l1\":0.06", "\"l2\":0.06", {"bounds", "unknown field 'l2'"});
+  ExpectRefused("\"pv_l1\":0.06", "\"pv_l1\":0.06,\"target_l2\":0.05", {"bounds", "unknown field"});
   ExpectRefused("\"layers\"", "\"lairs\"", {"'lairs'"});
   EXPECT_THROW(ParsePreset(std::string((size_t{1} << 28) + 1, ' '), "p.json"), Error);
 }

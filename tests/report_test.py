@@ -152,10 +152,10 @@ class Report(unittest.TestCase):
         short = capture(self.folder / "in" / "0" / "a.safetensors")
         capture(self.folder / "in" / "1" / "a.safetensors", tokens=1500)
         _, data = self.report(self.folder / "in")
-        self.assertEqual(data["swept"], "target_l1")
+        self.assertEqual(data["swept"], "target_l2")
         self.assertEqual([f["select"] for f in data["files"]], ["auto", "auto"])
         values = [point["value"] for point in data["frontier"]]
-        self.assertIn(data["files"][0]["target_l1"], values)
+        self.assertIn(data["files"][0]["target_l2"], values)
         self.assertEqual([len(h["frontier"]) for h in data["heads"]], [0, 0, len(values), len(values)])
         for head in data["heads"][2:]:
             errors = [point["relative_l1"] for point in head["frontier"]]

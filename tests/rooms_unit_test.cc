@@ -260,8 +260,7 @@ TEST(Pack, ChecksumsDiffer) {
 // With four times the keys, old samples count a quarter; with fewer keys and then as many again, nothing is forgotten.
 TEST(Calibration, SamplesWithFewerKeysCountLess) {
   // So loose a bound that differences between these calls are trifles.
-  sparge_calibration_desc desc{sizeof(desc), 1, 0.2, 0.2, 1.0, 0};
-  Calibration calibration(desc);
+  Calibration calibration(1, {SPARGE_MEASURE_L1, 0.2, 0.2}, 1.0, 0);
   const auto learn = [&](int64_t count, double keys, double error) {
     static uint64_t call = 0;
     Sample sample{};
@@ -287,10 +286,10 @@ TEST(Calibration, SamplesWithFewerKeysCountLess) {
   };
   learn(160, 1000, 0.01);
   EXPECT_EQ(estimate().samples, 160);
-  EXPECT_NEAR(estimate().l1, 0.01, 1e-8);
+  EXPECT_NEAR(estimate().error, 0.01, 1e-8);
   learn(40, 4000, 0.015);
   EXPECT_EQ(estimate().samples, 80);
-  EXPECT_NEAR(estimate().l1, 0.0125, 1e-8);  // floats
+  EXPECT_NEAR(estimate().error, 0.0125, 1e-8);  // floats
   learn(80, 1000, 0.015);
   learn(20, 4000, 0.015);
   EXPECT_EQ(estimate().samples, 180);

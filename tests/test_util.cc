@@ -160,21 +160,34 @@ Result Reference(const Context& context, const Problem& problem, const std::vect
   return result;
 }
 
-double RelativeL1(const TestTensor& a, const TestTensor& b) {
+namespace {
+
+// Sums of `of` over all differences, against sums over what is expected.
+template <class Of>
+double RelativeSums(const TestTensor& a, const TestTensor& b, const Of& of) {
   double difference = 0, norm = 0;
   for (int64_t i = 0; i < b.batch; ++i) {
     for (int64_t h = 0; h < b.heads; ++h) {
       for (int64_t t = 0; t < b.tokens; ++t) {
         for (int64_t d = 0; d < b.dim; ++d) {
           const double expected = b.Get(i, h, t, d);
-          difference += std::fabs(a.Get(i, h, t, d) - expected);
-          norm += std::fabs(expected);
+          difference += of(a.Get(i, h, t, d) - expected);
+          norm += of(expected);
         }
       }
     }
   }
   if (difference == 0) return 0;
   return difference / norm;  // infinite if the reference is zero and we are not
+}
+
+}  // namespace
+
+double RelativeL1(const TestTensor& a, const TestTensor& b) {
+  return RelativeSums(a, b, [](double x) { return std::fabs(x); });
+}
+double RelativeL2(const TestTensor& a, const TestTensor& b) {
+  return std::sqrt(RelativeSums(a, b, [](double x) { return x * x; }));
 }
 
 double MaxAbsDifference(const std::vector<float>& a, const std::vector<float>& b) {

@@ -96,6 +96,7 @@ Result Reference(const Context& context, const Problem& problem, const std::vect
 
 // sum |a - b| / sum |b|; 0 if both are zero.
 double RelativeL1(const TestTensor& a, const TestTensor& b);
+double RelativeL2(const TestTensor& a, const TestTensor& b);
 double MaxAbsDifference(const std::vector<float>& a, const std::vector<float>& b);  // equal infinities differ by 0
 bool AllFinite(const TestTensor& tensor);
 

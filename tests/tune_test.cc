@@ -128,7 +128,7 @@ void ExpectSame(const std::vector<TunedHead>& a, const std::vector<TunedHead>& b
     EXPECT_EQ(a[h].select, b[h].select);
     EXPECT_EQ(std::memcmp(&a[h].params, &b[h].params, sizeof(a[h].params)), 0);
     for (const auto member :
-         {&TunedHead::sparsity, &TunedHead::work, &TunedHead::l1, &TunedHead::pv_l1, &TunedHead::round_l1}) {
+         {&TunedHead::sparsity, &TunedHead::work, &TunedHead::error, &TunedHead::pv_error, &TunedHead::round_l1}) {
       EXPECT_EQ(a[h].*member, b[h].*member);
     }
     EXPECT_EQ(a[h].verified_on, b[h].verified_on);
@@ -180,8 +180,8 @@ std::vector<TunedHead> MeasureHeads(const Context& context, const Samples& sampl
       const double qk = Share(sum.qk_computed, sum.qk_eligible);
       mean.sparsity += (1 - qk) / count;
       mean.work += 0.5 * (qk + Share(sum.pv_computed, sum.pv_eligible)) / count;
-      mean.l1 += HeadL1(plain.o, dense.o, h) / count;
-      mean.pv_l1 += HeadL1(skipping.o, dense.o, h) / count;
+      mean.error += HeadL1(plain.o, dense.o, h) / count;
+      mean.pv_error += HeadL1(skipping.o, dense.o, h) / count;
     }
   }
   return means;
@@ -194,8 +194,8 @@ void ExpectMeasured(const Context& context, const Samples& samples, const Tuner&
     const TunedHead head = tuner.Head(static_cast<int64_t>(h));
     EXPECT_NEAR(head.sparsity, want[h].sparsity, 1e-5) << "head " << h;
     EXPECT_NEAR(head.work, want[h].work, 1e-5) << "head " << h;
-    EXPECT_NEAR(head.l1, want[h].l1, 1e-5 + 1e-4 * want[h].l1) << "head " << h;
-    EXPECT_NEAR(head.pv_l1, want[h].pv_l1, 1e-5 + 1e-4 * want[h].pv_l1) << "head " << h;
+    EXPECT_NEAR(head.error, want[h].error, 1e-5 + 1e-4 * want[h].error) << "head " << h;
+    EXPECT_NEAR(head.pv_error, want[h].pv_error, 1e-5 + 1e-4 * want[h].pv_error) << "head " << h;
   }
 }
 
@@ -212,9 +212,9 @@ TEST(Tune, KeepsTheBoundsAndSaysWhatARunGives) {
     const TunedHead head = tuner.Head(h);
     EXPECT_EQ(head.select, SPARGE_SELECT_FLOOR);
     EXPECT_GT(head.sparsity, 0.1);
-    EXPECT_GT(head.l1, 0);
-    EXPECT_LE(head.l1, 0.05);
-    EXPECT_LE(head.pv_l1, 0.06);
+    EXPECT_GT(head.error, 0);
+    EXPECT_LE(head.error, 0.05);
+    EXPECT_LE(head.pv_error, 0.06);
     EXPECT_GT(head.round_l1, 0);
     EXPECT_EQ(head.verified_on, 2);
   }
@@ -238,8 +238,8 @@ TEST(Tune, SamplesOfAnotherKindTightenTheBounds) {
   Tuner tuner(context, Bounds(), samples);
   ASSERT_TRUE(tuner.Run());
   for (int64_t h = 0; h < 2; ++h) {
-    EXPECT_LE(tuner.Head(h).l1, 0.05);
-    EXPECT_LE(tuner.Head(h).pv_l1, 0.06);
+    EXPECT_LE(tuner.Head(h).error, 0.05);
+    EXPECT_LE(tuner.Head(h).pv_error, 0.06);
     EXPECT_LT(tuner.Head(h).sparsity, easy.Head(h).sparsity);
   }
   ExpectMeasured(context, samples, tuner);
@@ -300,7 +300,7 @@ TEST(Tune, TakesPackedBatchesAndWindows) {
   ASSERT_TRUE(tuner.Run());
   for (int64_t h = 0; h < 2; ++h) {
     EXPECT_GT(tuner.Head(h).sparsity, 0);
-    EXPECT_LE(tuner.Head(h).pv_l1, 0.4);
+    EXPECT_LE(tuner.Head(h).pv_error, 0.4);
   }
   ExpectMeasured(context, samples, tuner);
 }
@@ -328,7 +328,7 @@ TEST(Tune, ASingleSampleServesForBoth) {
   ASSERT_TRUE(tuner.Run());
   EXPECT_EQ(tuner.Head(0).verified_on, 1);
   EXPECT_GT(tuner.Head(0).sparsity, 0.1);
-  EXPECT_LE(tuner.Head(0).pv_l1, 0.06);
+  EXPECT_LE(tuner.Head(0).pv_error, 0.06);
   ExpectMeasured(context, samples, tuner);
 }
 
@@ -374,7 +374,7 @@ TEST(Tune, HeadsThatNeedAllTilesAreDense) {
   EXPECT_TRUE(std::isinf(head.params.pv_skip));
   EXPECT_EQ(head.sparsity, 0);
   EXPECT_EQ(head.work, 1);
-  EXPECT_EQ(head.pv_l1, 0);
+  EXPECT_EQ(head.pv_error, 0);
   EXPECT_EQ(head.verified_on, 2);
   EXPECT_GT(tuner.Info().dense_ms, 0);
   EXPECT_EQ(samples.progress.back(), samples.total);
@@ -531,6 +531,7 @@ TEST(TuneRefuses, Bounds) {
   const auto says = [](double sparge_tuner_desc::*bound, double value, const std::vector<std::string>& parts) {
     Raw raw(Small());
     raw.desc.*bound = value;
+    if (bound == &sparge_tuner_desc::pv_l1) raw.desc.target_l1 = 0.05;
     ExpectSays(raw.Refusal(), parts);
   };
   says(&sparge_tuner_desc::target_l1, 0, {"target_l1=0", "1e-06..1"});
@@ -538,6 +539,8 @@ TEST(TuneRefuses, Bounds) {
   says(&sparge_tuner_desc::target_l1, 1.5, {"target_l1=1.5"});
   says(&sparge_tuner_desc::pv_l1, 0.01, {"pv_l1=0.01", "target_l1=0.05"});
   says(&sparge_tuner_desc::pv_l1, 7, {"pv_l1=7"});
+  says(&sparge_tuner_desc::target_l2, 0, {"target_l2=0", "1e-06..1"});
+  says(&sparge_tuner_desc::pv_l2, 0.01, {"pv_l2=0.01", "target_l2=0.1"});
   says(&sparge_tuner_desc::round_l1, -1, {"round_l1=-1"});
 }
 

@@ -351,12 +351,23 @@ SPARGE_API sparge_status sparge_reference(const sparge_plan* plan, const sparge_
  * once; for one order of calls the choices depend on the seed and the inputs only. */
 typedef struct sparge_calibration_desc {
   size_t struct_size;
-  int64_t q_heads;  /* of every plan that uses it */
-  double target_l1; /* relative L1 of a head's sparse result against its dense result of the same precision */
-  double pv_l1;     /* the same once the PV skip is on: at least target_l1 */
+  int64_t q_heads; /* of every plan that uses it */
+  /* Bounds of a head's sparse result against its dense result of the same precision: target_l2 or, if that is named,
+   * target_l1 instead. */
+  double target_l1; /* sum |o - dense| / sum |dense| */
+  double pv_l1;     /* the same once the PV skip is on: at least target_l1; negative = SPARGE_PV_ROOM * target_l1 */
   double round_l1;  /* relative L1 of the precision itself against fp32: a head beyond it gets int16 instead of int8 */
   uint64_t seed;
+  double target_l2; /* the root of sum (o - dense)^2 / sum dense^2: sees single rows that are wholly wrong */
+  double pv_l2;     /* as pv_l1 */
 } sparge_calibration_desc;
+#define SPARGE_NOT_NAMED (-1.0)
+/* The error that the PV skip may add to that of the selection. */
+#define SPARGE_PV_ROOM 1.25
+
+/* What errors are measured in. */
+typedef enum sparge_measure { SPARGE_MEASURE_L1 = 0, SPARGE_MEASURE_L2 = 1 } sparge_measure;
+SPARGE_API const char* sparge_measure_name(sparge_measure measure); /* "l1", "l2"; else "" */
 
 /* Bounds hold for the mean over calls. A single one may lie this far beyond: calibrations and tuning expect it of no
  * more than one call in twenty. */
@@ -375,15 +386,32 @@ typedef struct sparge_head_estimate {
   sparge_head_state state;
   sparge_precision precision; /* INT16 if int8 is not exact enough, else INT8; plans of more bits keep theirs */
   sparge_head_params params;
-  int64_t samples;           /* of query rows; 0: the figures below mean nothing */
-  double l1, l1_error;       /* without PV skip */
-  double pv_l1, pv_l1_error; /* with it */
+  int64_t samples; /* of query rows; 0: the figures below mean nothing */
+  /* Of skipping, in `measure`: without PV skip, and with it. */
+  union {
+    double error;
+    double l1 SPARGE_OLD_NAME("error");
+  };
+  union {
+    double error_se;
+    double l1_error SPARGE_OLD_NAME("error_se");
+  };
+  union {
+    double pv_error;
+    double pv_l1 SPARGE_OLD_NAME("pv_error");
+  };
+  union {
+    double pv_error_se;
+    double pv_l1_error SPARGE_OLD_NAME("pv_error_se");
+  };
   double round_l1, round_l1_error;
   double sparsity; /* of QK tiles */
   double work;     /* (QK + PV computed) / eligible / 2 */
+  sparge_measure measure;
 } sparge_head_estimate;
 
-/* Defaults: target_l1 0.015, pv_l1 0.01875, round_l1 0.05, seed 0. */
+/* Defaults: target_l2 0.03, pv_l2 negative, round_l1 0.05, seed 0; target_l1 is not named. (Programs of 0.3, whose
+ * header has no L2: target_l1 0.015, pv_l1 0.01875.) */
 SPARGE_API void sparge_calibration_desc_init_sized(sparge_calibration_desc* desc, size_t size);
 static inline void sparge_calibration_desc_init(sparge_calibration_desc* desc) {
   sparge_calibration_desc_init_sized(desc, sizeof(*desc));
@@ -397,9 +425,9 @@ static inline void sparge_head_estimate_init(sparge_head_estimate* estimate) {
 }
 SPARGE_API sparge_status sparge_calibration_head(const sparge_calibration* calibration, int64_t head,
                                                  sparge_head_estimate* out);
-/* Other bounds for one head from now on; what was measured stays. */
-SPARGE_API sparge_status sparge_calibration_set_bounds(sparge_calibration* calibration, int64_t head, double target_l1,
-                                                       double pv_l1);
+/* Other bounds for one head from now on, in the measure of the calibration; what was measured stays. */
+SPARGE_API sparge_status sparge_calibration_set_bounds(sparge_calibration* calibration, int64_t head, double target,
+                                                       double pv);
 /* All that it knows, as bytes that any machine can load. *size: in, room at `buffer`; out, bytes needed. With NULL as
  * buffer only the size is told; too little room is an error. */
 SPARGE_API sparge_status sparge_calibration_save(const sparge_calibration* calibration, void* buffer, size_t* size);
@@ -437,7 +465,7 @@ SPARGE_API sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t toke
  * What a layer decides, per call (of a packed batch, the longest sequence counts, and one that goes on or ends):
  *   few queries   up to SPARGE_FEW_QUERIES (decoding), or fewer keys than min_keys: every tile
  *   tiles         auto, by a calibration of its own for each kind of call (heads, head sizes, causal or not); or by its
- *                 preset; or every tile (target_l1 0)
+ *                 preset; or every tile (a target of 0)
  *   last queries  of a prompt keep every tile (dense_tail): a causal call of all its keys at once, or one of fewer
  *                 queries than an earlier one of its kind, which is how a prompt in batches ends
  *   samples       a causal call that goes on with a prompt, against more keys than queries, is small and unlike the
@@ -466,11 +494,11 @@ static inline void sparge_layer_preset_init(sparge_layer_preset* preset) {
 
 typedef struct sparge_layer_desc {
   size_t struct_size;
-  double target_l1; /* as sparge_calibration_desc; 0 = exact: every tile */
-  double pv_l1;     /* negative = SPARGE_PV_ROOM * target_l1 */
+  /* As sparge_calibration_desc; a target of 0 = exact: every tile. */
+  double target_l1, pv_l1, target_l2, pv_l2;
   double round_l1;
   uint64_t seed;
-  /* A sparge_precision: at least this. SPARGE_PRECISION_AUTO = int8, and fp32 if target_l1 is 0. */
+  /* A sparge_precision: at least this. SPARGE_PRECISION_AUTO = int8, and fp32 if the target is 0. */
   int32_t precision;
   const sparge_layer_preset* preset; /* instead of calibrations, with the bounds as they were; NULL = none; copied */
   int32_t remembers;                 /* 1; 0 = nothing is kept from call to call: each one calibrates for itself */
@@ -479,8 +507,6 @@ typedef struct sparge_layer_desc {
   int64_t dense_tail;                /* 128 */
 } sparge_layer_desc;
 #define SPARGE_PRECISION_AUTO (-1)
-/* The error that the PV skip may add to that of the selection. */
-#define SPARGE_PV_ROOM 1.25
 
 /* Sums over the calls of a layer. */
 typedef struct sparge_layer_totals {
@@ -496,7 +522,7 @@ static inline void sparge_layer_totals_init(sparge_layer_totals* totals) {
   sparge_layer_totals_init_sized(totals, sizeof(*totals));
 }
 
-/* Defaults: bounds as sparge_calibration_desc, pv_l1 negative, the rest as said above. */
+/* Defaults: bounds as sparge_calibration_desc, the rest as said above. */
 SPARGE_API void sparge_layer_desc_init_sized(sparge_layer_desc* desc, size_t size);
 static inline void sparge_layer_desc_init(sparge_layer_desc* desc) {
   sparge_layer_desc_init_sized(desc, sizeof(*desc));
@@ -536,12 +562,12 @@ typedef struct sparge_tuner sparge_tuner;
 /* As SPARGE_PV_ROOM, of bounds that are kept in full and not by estimates. */
 #define SPARGE_TUNE_PV_ROOM 1.2
 /* Smaller bounds are refused: they are below the error of fp32 itself. */
-#define SPARGE_TUNE_LEAST_L1 1e-6
+#define SPARGE_TUNE_LEAST 1e-6
 
 typedef struct sparge_tuner_desc {
   size_t struct_size;
-  double target_l1; /* as sparge_calibration_desc; all three SPARGE_TUNE_LEAST_L1..1 */
-  double pv_l1;     /* negative = SPARGE_TUNE_PV_ROOM * target_l1 */
+  /* As sparge_calibration_desc, but for the default and SPARGE_TUNE_PV_ROOM; all of them SPARGE_TUNE_LEAST..1. */
+  double target_l1, pv_l1, target_l2, pv_l2;
   double round_l1;
   uint64_t seed;    /* of sampled rows, and of which samples are held out */
   const char* name; /* of the layer: which samples are held out depends on it, too; NULL = ""; copied */
@@ -576,12 +602,12 @@ typedef struct sparge_tuned_head {
   sparge_head_params params; /* topk has no meaning */
   /* Means over the samples that were verified, with exactly these parameters. */
   double sparsity, work;
-  double l1, pv_l1;    /* against dense of the same precision, which itself has 0: without and with PV skip */
-  double round_l1;     /* of the precision, against fp32: an estimate from sampled rows */
-  int64_t verified_on; /* samples */
+  double error, pv_error; /* against dense of the same precision, which itself has 0: without and with PV skip */
+  double round_l1;        /* of the precision, against fp32: an estimate from sampled rows */
+  int64_t verified_on;    /* samples */
 } sparge_tuned_head;
 
-/* Defaults: target_l1 0.05, pv_l1 negative, round_l1 0.05, seed 0. */
+/* Defaults: target_l2 0.1, pv_l2 negative, round_l1 0.05, seed 0; target_l1 is not named. */
 SPARGE_API void sparge_tuner_desc_init_sized(sparge_tuner_desc* desc, size_t size);
 static inline void sparge_tuner_desc_init(sparge_tuner_desc* desc) {
   sparge_tuner_desc_init_sized(desc, sizeof(*desc));

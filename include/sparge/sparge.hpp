@@ -70,6 +70,26 @@ struct Stats : sparge_stats {
 struct CalibrationDesc : sparge_calibration_desc {
   CalibrationDesc() { sparge_calibration_desc_init(this); }
 };
+// The bounds that a descriptor names, with what its negative members stand for: of CalibrationDesc, LayerDesc and, with
+// SPARGE_TUNE_PV_ROOM, TunerDesc.
+struct Bounds {
+  sparge_measure measure;
+  double target, pv;
+};
+template <class Desc>
+Bounds BoundsOf(const Desc& desc, double pv_room = SPARGE_PV_ROOM) {
+  const bool l1 = desc.target_l1 != SPARGE_NOT_NAMED;
+  const double target = l1 ? desc.target_l1 : desc.target_l2;
+  const double pv = l1 ? desc.pv_l1 : desc.pv_l2;
+  return {l1 ? SPARGE_MEASURE_L1 : SPARGE_MEASURE_L2, target, pv < 0 ? pv_room * target : pv};
+}
+// Another target in the measure that it has, and the usual room for the PV skip.
+template <class Desc>
+void SetTarget(double target, Desc& desc) {
+  (desc.target_l1 != SPARGE_NOT_NAMED ? desc.target_l1 : desc.target_l2) = target;
+  desc.pv_l1 = desc.pv_l2 = SPARGE_NOT_NAMED;
+}
+
 struct HeadEstimate : sparge_head_estimate {
   HeadEstimate() { sparge_head_estimate_init(this); }
 };
@@ -188,8 +208,8 @@ class Calibration {
   int64_t heads() const { return view().heads(); }
   HeadEstimate Head(int64_t head) const { return view().Head(head); }
   std::vector<std::byte> Save() const { return view().Save(); }
-  void SetBounds(int64_t head, double target_l1, double pv_l1) {
-    Check(sparge_calibration_set_bounds(calibration_.get(), head, target_l1, pv_l1));
+  void SetBounds(int64_t head, double target, double pv) {
+    Check(sparge_calibration_set_bounds(calibration_.get(), head, target, pv));
   }
   sparge_calibration* get() const { return calibration_.get(); }
 

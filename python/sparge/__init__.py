@@ -1,6 +1,6 @@
 """Sparse, quantised attention on CPUs: skips what does not matter, within an error that you name.
 
-    out = sparge.attention(q, k, v, causal=True, target_l1=0.02)
+    out = sparge.attention(q, k, v, causal=True, target_l2=0.05)
 
 Drop-in for PyTorch: `sparge.torch`; for models: `sparge.integrations.transformers` and `.diffusers`. The names below need
 NumPy only.

@@ -42,6 +42,8 @@ class Options(TypedDict, total=False):
     dense_tail: int
     map: Any
     calibration: Calibration | None
+    target_l2: float | None
+    pv_l2: float | None
     target_l1: float | None
     pv_l1: float | None
     round_l1: float | None
@@ -140,8 +142,9 @@ def attention(
       q_offsets, kv_offsets   packed batch without batch dimension: sequence b has tokens offsets[b] to offsets[b + 1]
 
     How exactly:
-      target_l1     relative L1 error per head that skipping may cause (default 0.015); 0 = exact, in fp32 unless told
-      pv_l1         the same with PV skip (default 1.25 target_l1)
+      target_l2     relative L2 error per head that skipping may cause (default 0.03); 0 = exact, in fp32 unless told
+      pv_l2         the same with PV skip (default 1.25 target_l2)
+      target_l1, pv_l1   bounds of the relative L1 error instead
       round_l1      relative L1 error of 8-bit arithmetic beyond which a head takes 16 bits (default 0.05)
       calibration   a sparge.Calibration, made once per layer with these bounds: remembers what it measured
       precision     "int8" (default), "int16" or "fp32", for all heads or a list with one for each

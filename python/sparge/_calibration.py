@@ -10,7 +10,7 @@ from . import _core
 
 @dataclass(frozen=True)
 class HeadEstimate:
-    """What is in force for a head, and what was measured of it: estimates, with their standard errors (`_error`)."""
+    """What is in force for a head, and what was measured of it: estimates, with their standard errors (`_se`)."""
 
     state: str  # "unknown": not measured yet, dense; "sparse"; "dense": nothing faster met the bounds
     precision: str
@@ -18,12 +18,13 @@ class HeadEstimate:
     tau: float
     pv_skip: float
     samples: int
-    l1: float
-    l1_error: float
-    pv_l1: float
-    pv_l1_error: float
+    measure: str  # "l2" or "l1": of the next two
+    error: float  # of skipping, without PV skip
+    error_se: float
+    pv_error: float  # with it
+    pv_error_se: float
     round_l1: float
-    round_l1_error: float
+    round_l1_se: float
     sparsity: float
     work: float
 
@@ -36,14 +37,19 @@ class Calibration(_core.Calibration):
         self,
         heads: int,
         *,
-        target_l1: float = _core.TARGET_L1,
+        target_l2: float | None = None,
+        pv_l2: float | None = None,
+        target_l1: float | None = None,
         pv_l1: float | None = None,
-        round_l1: float = _core.ROUND_L1,
+        round_l1: float | None = None,
         seed: int = 0,
     ) -> None:
-        """heads: query heads. target_l1: relative L1 error per head that skipping may cause; pv_l1: the same with PV skip
-        (default 1.25 target_l1); round_l1: error of 8-bit arithmetic beyond which a head takes 16 bits."""
-        super().__init__(heads, target_l1, _core.PV_ROOM * target_l1 if pv_l1 is None else pv_l1, round_l1, seed)
+        """heads: query heads. target_l2: relative L2 error per head that skipping may cause; pv_l2: the same with PV skip
+        (default 1.25 target_l2); target_l1, pv_l1: bounds of the relative L1 error instead; round_l1: error of 8-bit
+        arithmetic beyond which a head takes 16 bits."""
+        super().__init__(
+            heads, target_l1=target_l1, pv_l1=pv_l1, target_l2=target_l2, pv_l2=pv_l2, round_l1=round_l1, seed=seed
+        )
 
     @classmethod
     def load(cls, data: bytes, heads: int | None = None) -> Calibration:

@@ -376,7 +376,7 @@ def _exact_layers(model: torch.nn.Module) -> Iterator[dict[str, Layer]]:
             if layers is None and library in sys.modules:
                 layers = stack.enter_context(of(model))
         if layers is None:
-            layers = stack.enter_context(sparge_torch.sparse(model, target_l1=0))
+            layers = stack.enter_context(sparge_torch.sparse(model, target_l2=0))
         yield layers
 
 
@@ -398,7 +398,7 @@ def _transformers_layers(model: Any) -> Iterator[dict[str, Layer] | None]:
     try:
         model.set_attn_implementation(ours._NAME)
         switched = model.config._attn_implementation == ours._NAME  # old models do not know how
-        yield ours.configure(model, target_l1=0) if switched else None
+        yield ours.configure(model, target_l2=0) if switched else None
     finally:
         for config, implementation in configs:
             config._attn_implementation_internal = implementation
@@ -437,5 +437,5 @@ def _diffusers_layers(model: torch.nn.Module) -> Iterator[dict[str, Layer] | Non
         if isinstance(enabled, ours.Enabled):
             yield enabled._modules
             return
-    with ours.enable(model, target_l1=0, hilbert=known_model(model) is not None) as enabled:
+    with ours.enable(model, target_l2=0, hilbert=known_model(model) is not None) as enabled:
         yield enabled._modules

@@ -2,7 +2,7 @@
 
 from typing import Any, Callable, Sequence
 
-TARGET_L1: float
+TARGET_L2: float
 PV_ROOM: float
 ROUND_L1: float
 BLOCK_Q: int
@@ -11,21 +11,21 @@ MAX_HEAD_DIM: int
 FEW_QUERIES: int
 MIN_KEYS: int
 DENSE_TAIL: int
-TUNE_TARGET_L1: float
+TUNE_TARGET_L2: float
 TUNE_ROUND_L1: float
-TUNE_LEAST_L1: float
+TUNE_LEAST: float
 TUNE_PV_ROOM: float
 
 class CallStats:
     def fields(self) -> dict[str, Any]: ...
 
 class Calibration:
-    def __init__(self, *args: Any) -> None: ...
+    def __init__(self, *args: Any, **bounds: Any) -> None: ...
     @property
     def heads(self) -> int: ...
     def save(self) -> bytes: ...
     def head(self, head: int) -> dict[str, Any]: ...
-    def set_bounds(self, head: int, target_l1: float, pv_l1: float) -> None: ...
+    def set_bounds(self, head: int, target: float, pv: float) -> None: ...
 
 class Preset:
     def __init__(self, text: bytes, name: str) -> None: ...
@@ -36,9 +36,11 @@ class Layer:
     def __init__(
         self,
         *,
-        target_l1: float,
+        target_l1: float | None,
         pv_l1: float | None,
-        round_l1: float,
+        target_l2: float | None,
+        pv_l2: float | None,
+        round_l1: float | None,
         seed: int,
         precision: str | None,
         preset: Preset | None,
@@ -68,9 +70,11 @@ class Recording:
 def tune(
     recording: Recording,
     out: str,
-    target_l1: float,
+    target_l1: float | None,
     pv_l1: float | None,
-    round_l1: float,
+    target_l2: float | None,
+    pv_l2: float | None,
+    round_l1: float | None,
     seed: int,
     restart: bool,
     threads: int,

@@ -19,6 +19,7 @@ from ._presets import Preset
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_BOUNDS = ("target_l2", "pv_l2", "target_l1", "pv_l1", "round_l1")
 _handles = itertools.count(1)
 _by_handle: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
 
@@ -31,10 +32,12 @@ class LayerWarning(UserWarning):
 class Settings:
     """How exact a model's attention shall be. The defaults fit a model that nothing is known about."""
 
-    target_l1: float = _core.TARGET_L1  # relative L1 error per head that skipping may cause; 0 = exact
-    pv_l1: float | None = None  # the same with PV skip; None = as much more as the library's own bounds
-    round_l1: float = _core.ROUND_L1  # error of 8-bit arithmetic beyond which a head takes 16 bits
-    precision: Precision | None = None  # at least; None = int8, and fp32 where target_l1 is 0
+    target_l2: float | None = None  # relative L2 error per head that skipping may cause; 0 = exact; None = the default
+    pv_l2: float | None = None  # the same with PV skip; None = as much more as the library's own bounds
+    target_l1: float | None = None  # a bound of the relative L1 error instead
+    pv_l1: float | None = None
+    round_l1: float | None = None  # relative L1 error of 8-bit arithmetic beyond which a head takes 16 bits
+    precision: Precision | None = None  # at least; None = int8, and fp32 where the target is 0
     preset: Union[str, os.PathLike[str], Preset, None] = None  # of `sparge tune`, instead of bounds
     # Causal attention: the last queries of a prompt see everything. What a language model says next comes from its last
     # tokens, and a question about something long ago needs tiles that hardly count in the error of a whole head.
@@ -45,12 +48,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         for names, kind, text in (
-            (("target_l1", "pv_l1", "round_l1"), numbers.Real, "float"),
+            (_BOUNDS, numbers.Real, "float"),
             (("dense_tail", "seed", "min_keys"), numbers.Integral, "int"),
         ):
             for name in names:
                 value = getattr(self, name)
-                if not isinstance(value, kind) and not (name == "pv_l1" and value is None):
+                if not isinstance(value, kind) and not (name in _BOUNDS and value is None):
                     raise TypeError(f"{name}={value!r} is no {text}")
                 if kind is numbers.Real and value is not None and not 0 <= float(value) <= 1:
                     raise ValueError(f"{name}={value} is outside 0..1")
@@ -66,9 +69,8 @@ class Settings:
         """The library's layer with these settings; `name` is for presets."""
         preset = self.preset.core if isinstance(self.preset, Preset) else None
         return _core.Layer(
-            target_l1=self.target_l1, pv_l1=self.pv_l1, round_l1=self.round_l1, seed=self.seed, precision=self.precision,
-            preset=preset, name=name, remembers=remembers, keep_keys=self.keep_keys, min_keys=self.min_keys,
-            dense_tail=self.dense_tail,
+            **{bound: getattr(self, bound) for bound in _BOUNDS}, seed=self.seed, precision=self.precision, preset=preset,
+            name=name, remembers=remembers, keep_keys=self.keep_keys, min_keys=self.min_keys, dense_tail=self.dense_tail,
         )  # fmt: skip
 
 
@@ -201,13 +203,13 @@ def by_handle(handle: int) -> Layer | None:
 
 def summary(layers: Iterable[Layer]) -> str:
     """A table: what each layer did, and the errors it estimates."""
-    lines = [f"{'layer':<40} {'calls':>6} {'ms':>9} {'sparsity':>8} {'l1':>7} {'worst':>7}"]
+    lines = [f"{'layer':<40} {'calls':>6} {'ms':>9} {'sparsity':>8} {'error':>7} {'worst':>7}"]
     total = Totals()
     for layer in layers:
         t = layer.totals
         total.add(t)
         heads = [c.head(h) for c in layer.calibrations for h in range(c.heads)]
-        errors = [h.pv_l1 for h in heads if h.state == "sparse"]
+        errors = [h.pv_error for h in heads if h.state == "sparse"]
         estimate = f"{sum(errors) / len(errors):7.4f} {max(errors):7.4f}" if errors else f"{'-':>7} {'-':>7}"
         lines.append(f"{layer.name:<40} {t.calls:>6} {t.time_ms:>9.1f} {t.sparsity:>8.1%} {estimate}")
     lines.append(f"{'all':<40} {total.calls:>6} {total.time_ms:>9.1f} {total.sparsity:>8.1%}")

@@ -22,11 +22,13 @@ _SMALL_SHARE = 0.5  # of the free room: a recording that is expected to take les
 def tune(
     model: torch.nn.Module | None,
     inputs: Iterable[Any] | None,
-    target_l1: float = _core.TUNE_TARGET_L1,
-    pv_l1: float | None = None,
-    round_l1: float = _core.TUNE_ROUND_L1,
+    target_l2: float | None = None,
+    pv_l2: float | None = None,
+    round_l1: float | None = None,
     out: Union[str, os.PathLike[str]] = "preset.json",
     *,
+    target_l1: float | None = None,
+    pv_l1: float | None = None,
     captures: Union[str, os.PathLike[str], None] = None,
     seed: int = 0,
     layers: Layers = None,
@@ -42,8 +44,9 @@ def tune(
     one argument) while its attention is recorded; then the library's tuner measures (docs/tuning.md). Interrupted, the
     same call continues: layers that are finished are kept in `out` + ".partial".
 
-    target_l1   relative L1 per head that selecting tiles may cost
-    pv_l1       the same with PV skip; default 1.2 target_l1
+    target_l2   relative L2 per head that selecting tiles may cost; default 0.1
+    pv_l2       the same with PV skip; default 1.2 target_l2
+    target_l1, pv_l1   bounds of the relative L1 instead
     round_l1    relative L1 of 8-bit arithmetic beyond which a head takes 16 bits; default 0.05
     captures    keep the recording in this folder. If it is there already, it is used as it is and the model does not
                 run: model and inputs may then be None. Default: in memory
@@ -54,7 +57,8 @@ def tune(
     progress    show a bar, if tqdm is installed
     """
     out = Path(out)
-    _check({"target_l1": target_l1, "pv_l1": pv_l1, "round_l1": round_l1}, out)
+    bounds = {"target_l2": target_l2, "pv_l2": pv_l2, "target_l1": target_l1, "pv_l1": pv_l1, "round_l1": round_l1}
+    _check(bounds, out)
     if threads is None and model is not None:
         import torch
 
@@ -68,7 +72,7 @@ def tune(
             recorded = _core.Recording.read(os.fspath(captures))
         bar.restart("tuning")
         _core.tune(
-            recorded, os.fspath(out), target_l1, pv_l1, round_l1, seed, restart, threads or 0, progress=bar.at
+            recorded, os.fspath(out), **bounds, seed=seed, restart=restart, threads=threads or 0, progress=bar.at
         )
         if recorded.assumed:
             warnings.warn(recorded.assumed, CaptureWarning, stacklevel=2)
@@ -79,13 +83,19 @@ def tune(
 def _check(bounds: Mapping[str, float | None], out: Path) -> None:
     """Before the model runs, what the library would only refuse afterwards."""
     for name, value in bounds.items():
-        if value is not None and not _core.TUNE_LEAST_L1 <= value <= 1:
-            raise ValueError(f"{name}={value} is outside {_core.TUNE_LEAST_L1:g}..1")
-    target_l1, pv_l1 = bounds["target_l1"], bounds["pv_l1"]
-    if pv_l1 is not None and target_l1 is not None and pv_l1 < target_l1:
-        raise ValueError(
-            f"pv_l1={pv_l1} is smaller than target_l1={target_l1}: PV skip adds to the error of the selection"
-        )
+        if value is not None and not _core.TUNE_LEAST <= value <= 1:
+            raise ValueError(f"{name}={value} is outside {_core.TUNE_LEAST:g}..1")
+    if bounds["target_l1"] is not None and bounds["target_l2"] is not None:
+        raise ValueError(f"target_l1={bounds['target_l1']} and target_l2={bounds['target_l2']} are two bounds: name one")
+    for measure, default in (("l1", None), ("l2", _core.TUNE_TARGET_L2)):
+        pv, target = bounds[f"pv_{measure}"], bounds[f"target_{measure}"]
+        target = default if target is None else target
+        if pv is not None and target is None:
+            raise ValueError(f"pv_{measure}={pv} has no effect without target_{measure}")
+        if pv is not None and target is not None and pv < target:
+            raise ValueError(
+                f"pv_{measure}={pv} is smaller than target_{measure}={target}: PV skip adds to the error of the selection"
+            )
     if out.suffix != ".json":
         raise ValueError(f"out={str(out)!r} does not end in .json")
     if not out.absolute().parent.is_dir():

@@ -1,7 +1,7 @@
 """PyTorch: a drop-in for torch.nn.functional.scaled_dot_product_attention, as a custom operator.
 
     from sparge.torch import scaled_dot_product_attention   # the same signature
-    with sparge.torch.sparse(model, target_l1=0.02): ...    # a model, or everything, for a while
+    with sparge.torch.sparse(model, target_l2=0.05): ...    # a model, or everything, for a while
     sparge.torch.patch()                                    # everything, from now on
 """
 

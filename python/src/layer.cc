@@ -12,6 +12,7 @@
 #include "io/layer_preset.h"
 #include "io/preset.h"
 #include "io/tensor.h"
+#include "python/src/bounds.h"
 #include "python/src/call.h"
 #include "python/src/engine.h"
 #include "python/src/options.h"
@@ -62,13 +63,12 @@ nb::dict DescribeLayer(const PresetFile& file, const std::string& name) {
 
 // ------------------------------------------------------------------ layers
 
-void InitLayer(Layer* self, double target_l1, std::optional<double> pv_l1, double round_l1, uint64_t seed,
-               nb::object precision, nb::object preset, const std::string& name, bool remembers, bool keep_keys,
-               int64_t min_keys, int64_t dense_tail) {
+void InitLayer(Layer* self, std::optional<double> target_l1, std::optional<double> pv_l1,
+               std::optional<double> target_l2, std::optional<double> pv_l2, std::optional<double> round_l1,
+               uint64_t seed, nb::object precision, nb::object preset, const std::string& name, bool remembers,
+               bool keep_keys, int64_t min_keys, int64_t dense_tail) {
   LayerDesc desc;
-  desc.target_l1 = target_l1;
-  if (pv_l1) desc.pv_l1 = *pv_l1;
-  desc.round_l1 = round_l1;
+  SetBounds({target_l1, pv_l1, target_l2, pv_l2, round_l1}, desc);
   desc.seed = seed;
   desc.precision = ReadPrecision(precision);
   desc.remembers = remembers ? 1 : 0;
@@ -145,12 +145,13 @@ nb::dict DescribeHead(const HeadEstimate& e) {
   d["tau"] = e.params.tau;
   d["pv_skip"] = e.params.pv_skip;
   d["samples"] = e.samples;
-  d["l1"] = e.l1;
-  d["l1_error"] = e.l1_error;
-  d["pv_l1"] = e.pv_l1;
-  d["pv_l1_error"] = e.pv_l1_error;
+  d["measure"] = sparge_measure_name(e.measure);
+  d["error"] = e.error;
+  d["error_se"] = e.error_se;
+  d["pv_error"] = e.pv_error;
+  d["pv_error_se"] = e.pv_error_se;
   d["round_l1"] = e.round_l1;
-  d["round_l1_error"] = e.round_l1_error;
+  d["round_l1_se"] = e.round_l1_error;
   d["sparsity"] = e.sparsity;
   d["work"] = e.work;
   return d;
@@ -162,9 +163,10 @@ void BindLayer(nb::module_& m) {
       .def("names", &NamesOfLayers)
       .def("layer", &DescribeLayer, nb::arg("name"));
   nb::class_<Layer>(m, "Layer")
-      .def("__init__", &InitLayer, nb::kw_only(), nb::arg("target_l1"), nb::arg("pv_l1").none(), nb::arg("round_l1"),
-           nb::arg("seed"), nb::arg("precision").none(), nb::arg("preset").none(), nb::arg("name"),
-           nb::arg("remembers"), nb::arg("keep_keys"), nb::arg("min_keys"), nb::arg("dense_tail"))
+      .def("__init__", &InitLayer, nb::kw_only(), nb::arg("target_l1").none(), nb::arg("pv_l1").none(),
+           nb::arg("target_l2").none(), nb::arg("pv_l2").none(), nb::arg("round_l1").none(), nb::arg("seed"),
+           nb::arg("precision").none(), nb::arg("preset").none(), nb::arg("name"), nb::arg("remembers"),
+           nb::arg("keep_keys"), nb::arg("min_keys"), nb::arg("dense_tail"))
       .def("run", &RunLayer, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse").none(),
            nb::arg("with_stats"), nb::arg("dense"), nb::arg("options"))
       .def("notice", &Layer::Notice)

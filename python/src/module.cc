@@ -9,6 +9,7 @@
 
 #include "io/tensor.h"
 #include "python/src/arrays.h"
+#include "python/src/bounds.h"
 #include "python/src/call.h"
 #include "python/src/engine.h"
 #include "python/src/layer.h"
@@ -153,12 +154,12 @@ nb::list Isas() {
   return list;
 }
 
-void InitCalibration(Calibration* self, int64_t heads, double target_l1, double pv_l1, double round_l1, uint64_t seed) {
+void InitCalibration(Calibration* self, int64_t heads, std::optional<double> target_l1, std::optional<double> pv_l1,
+                     std::optional<double> target_l2, std::optional<double> pv_l2, std::optional<double> round_l1,
+                     uint64_t seed) {
   CalibrationDesc desc;
   desc.q_heads = heads;
-  desc.target_l1 = target_l1;
-  desc.pv_l1 = pv_l1;
-  desc.round_l1 = round_l1;
+  SetBounds({target_l1, pv_l1, target_l2, pv_l2, round_l1}, desc);
   desc.seed = seed;
   new (self) Calibration(desc);
 }
@@ -207,7 +208,7 @@ nb::dict StatsFields(const CallStats& s) {
 // The library's numbers, so that Python has none of its own.
 void ExportDefaults(nb::module_& m) {
   const CalibrationDesc bounds;
-  m.attr("TARGET_L1") = bounds.target_l1;
+  m.attr("TARGET_L2") = bounds.target_l2;
   m.attr("PV_ROOM") = SPARGE_PV_ROOM;
   m.attr("ROUND_L1") = bounds.round_l1;
   m.attr("BLOCK_Q") = SPARGE_BLOCK_Q;
@@ -242,14 +243,15 @@ NB_MODULE(_core, m) {
 
   nb::class_<CallStats>(m, "CallStats").def("fields", &StatsFields);
   nb::class_<Calibration>(m, "Calibration")
-      .def("__init__", &InitCalibration, nb::arg("heads"), nb::arg("target_l1"), nb::arg("pv_l1"), nb::arg("round_l1"),
+      .def("__init__", &InitCalibration, nb::arg("heads"), nb::kw_only(), nb::arg("target_l1").none(),
+           nb::arg("pv_l1").none(), nb::arg("target_l2").none(), nb::arg("pv_l2").none(), nb::arg("round_l1").none(),
            nb::arg("seed"))
       .def("__init__", &InitFromBytes, nb::arg("data"))
       .def_prop_ro("heads", [](const Calibration& self) { return sparge_calibration_heads(self.get()); })
       .def("save", &SaveCalibration)
       .def(
           "head", [](const Calibration& self, int64_t head) { return DescribeHead(self.Head(head)); }, nb::arg("head"))
-      .def("set_bounds", &Calibration::SetBounds, nb::arg("head"), nb::arg("target_l1"), nb::arg("pv_l1"));
+      .def("set_bounds", &Calibration::SetBounds, nb::arg("head"), nb::arg("target"), nb::arg("pv"));
 
   BindLayer(m);
   BindTune(m);

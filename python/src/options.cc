@@ -8,6 +8,7 @@
 #include <span>
 #include <string_view>
 
+#include "python/src/bounds.h"
 #include "python/src/engine.h"
 
 namespace sparge::python {
@@ -18,11 +19,12 @@ struct Given {
   std::optional<std::vector<double>> theta, tau, topk, pv_skip;
   std::optional<std::vector<sparge_precision>> precision;
   std::optional<sparge_select> select;
-  CalibrationDesc bounds;
-  bool has_bounds = false;
-  bool has_pv_l1 = false;
-  bool exact = false;         // target_l1 = 0
-  bool other_bounds = false;  // than target_l1
+  GivenBounds bounds;
+  std::optional<uint64_t> seed;
+
+  bool exact() const { return bounds.target_l1 == 0.0 || bounds.target_l2 == 0.0; }
+  bool other_bounds() const { return bounds.pv_l1 || bounds.pv_l2 || bounds.round_l1; }
+  bool has_bounds() const { return bounds.target_l1 || bounds.target_l2 || other_bounds() || seed; }
   bool sink = false;
 };
 
@@ -135,16 +137,6 @@ void ReadGrid(const Reading& r) {
   std::copy(sides.begin(), sides.end(), r.described.desc.grid);
 }
 
-void ReadBound(const Reading& r, double& bound) {
-  bound = Float(r);
-  r.given.has_bounds = true;
-}
-
-void ReadTarget(const Reading& r) {
-  ReadBound(r, r.given.bounds.target_l1);
-  r.given.exact = r.given.bounds.target_l1 == 0;
-}
-
 // Options say what is asked, or how exactly it is to be done.
 enum class Says { kWhat, kHow };
 
@@ -187,22 +179,12 @@ constexpr Option kOptions[] = {
     {"map", Says::kHow, [](const Reading& r) { r.described.map = Input("map", r.value); }},
     {"calibration", Says::kHow,
      [](const Reading& r) { r.described.calibration = Cast<std::shared_ptr<Calibration>>(r, "sparge.Calibration"); }},
-    {"target_l1", Says::kHow, ReadTarget},
-    {"pv_l1", Says::kHow,
-     [](const Reading& r) {
-       ReadBound(r, r.given.bounds.pv_l1);
-       r.given.has_pv_l1 = r.given.other_bounds = true;
-     }},
-    {"round_l1", Says::kHow,
-     [](const Reading& r) {
-       ReadBound(r, r.given.bounds.round_l1);
-       r.given.other_bounds = true;
-     }},
-    {"seed", Says::kHow,
-     [](const Reading& r) {
-       r.given.bounds.seed = static_cast<uint64_t>(IntBetween(r, 0, INT64_MAX));
-       r.given.has_bounds = true;
-     }},
+    {"target_l1", Says::kHow, [](const Reading& r) { r.given.bounds.target_l1 = Float(r); }},
+    {"pv_l1", Says::kHow, [](const Reading& r) { r.given.bounds.pv_l1 = Float(r); }},
+    {"target_l2", Says::kHow, [](const Reading& r) { r.given.bounds.target_l2 = Float(r); }},
+    {"pv_l2", Says::kHow, [](const Reading& r) { r.given.bounds.pv_l2 = Float(r); }},
+    {"round_l1", Says::kHow, [](const Reading& r) { r.given.bounds.round_l1 = Float(r); }},
+    {"seed", Says::kHow, [](const Reading& r) { r.given.seed = static_cast<uint64_t>(IntBetween(r, 0, INT64_MAX)); }},
     {"grid", Says::kWhat, ReadGrid},
     {"text_tokens", Says::kWhat, [](const Reading& r) { r.described.desc.text_tokens = Int(r); }},
     {"text_after", Says::kWhat, [](const Reading& r) { r.described.desc.text_after = Bool(r); }},
@@ -314,26 +296,33 @@ void SetSelection(Given& given, Described& described) {
   else if (given.tau)
     automatic = SPARGE_SELECT_FLOOR;
   desc.select = given.select.value_or(automatic);
-  if (desc.select == SPARGE_SELECT_AUTO && given.exact && !described.calibration) {
-    if (thresholds || given.other_bounds) RaiseValue("target_l1=0 is exact: no other bound or threshold has an effect");
+  if (desc.select == SPARGE_SELECT_AUTO && given.exact() && !described.calibration) {
+    const bool twice = given.bounds.target_l1 && given.bounds.target_l2;
+    if (thresholds || twice || given.other_bounds()) {
+      RaiseValue("a target of 0 is exact: no other bound or threshold has an effect");
+    }
     desc.select = SPARGE_SELECT_ALL;
     given.pv_skip = {SPARGE_PV_SKIP_OFF};
     if (!given.precision) given.precision = {SPARGE_PRECISION_FP32};
-    given.has_bounds = false;
+    given.bounds = {};
+    given.seed.reset();
   }
   const bool is_auto = desc.select == SPARGE_SELECT_AUTO;
   if (is_auto && thresholds) RaiseValue("theta, tau, topk and pv_skip have no effect on select='auto'");
-  if (!is_auto && (given.has_bounds || described.calibration)) {
-    RaiseValue("target_l1, pv_l1, round_l1, seed and calibration are for select='auto'");
+  if (!is_auto && (given.has_bounds() || described.calibration)) {
+    RaiseValue("target_l2, target_l1, pv_l2, pv_l1, round_l1, seed and calibration are for select='auto'");
   }
   CheckThresholds(given, desc);
-  if (described.calibration && given.has_bounds) {
-    RaiseValue("target_l1, pv_l1, round_l1 and seed belong to the calibration: give them when it is made");
+  if (described.calibration && given.has_bounds()) {
+    RaiseValue(
+        "target_l2, target_l1, pv_l2, pv_l1, round_l1 and seed belong to the calibration: give them when it is made");
   }
   if (is_auto && !described.calibration) {
-    given.bounds.q_heads = desc.q_heads;
-    if (!given.has_pv_l1) given.bounds.pv_l1 = SPARGE_PV_ROOM * given.bounds.target_l1;
-    described.calibration = std::make_shared<Calibration>(given.bounds);
+    CalibrationDesc bounds;
+    bounds.q_heads = desc.q_heads;
+    bounds.seed = given.seed.value_or(bounds.seed);
+    SetBounds(given.bounds, bounds);
+    described.calibration = std::make_shared<Calibration>(bounds);
   }
   desc.calibration = described.calibration ? described.calibration->get() : nullptr;
 }

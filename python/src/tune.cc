@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "python/src/arrays.h"
+#include "python/src/bounds.h"
 #include "python/src/engine.h"
 
 namespace sparge::python {
@@ -64,15 +65,14 @@ struct Recording {
 
 // Lets go of the GIL for the work. `progress(steps_done, steps)` is called between calls of the library; what it
 // raises, and Ctrl-C, ends the work, of which finished layers are on the disk. `threads` 0: the default.
-void TuneRecording(Recording& recording, std::string out, double target_l1, std::optional<double> pv_l1,
-                   double round_l1, uint64_t seed, bool restart, int64_t threads, const nb::callable& progress) {
+void TuneRecording(Recording& recording, std::string out, std::optional<double> target_l1, std::optional<double> pv_l1,
+                   std::optional<double> target_l2, std::optional<double> pv_l2, std::optional<double> round_l1,
+                   uint64_t seed, bool restart, int64_t threads, const nb::callable& progress) {
   const int32_t checked_threads = CheckedThreads(threads);
-  nb::gil_scoped_release release;
   io::TuneTask task;
+  SetBounds({target_l1, pv_l1, target_l2, pv_l2, round_l1}, task.bounds);
+  nb::gil_scoped_release release;
   task.out = std::move(out);
-  task.bounds.target_l1 = target_l1;
-  if (pv_l1) task.bounds.pv_l1 = *pv_l1;
-  task.bounds.round_l1 = round_l1;
   task.bounds.seed = seed;
   task.restart = restart;
   task.how_restart = "give restart=True";
@@ -91,9 +91,9 @@ void TuneRecording(Recording& recording, std::string out, double target_l1, std:
 
 void BindTune(nb::module_& m) {
   const TunerDesc defaults;
-  m.attr("TUNE_TARGET_L1") = defaults.target_l1;
+  m.attr("TUNE_TARGET_L2") = defaults.target_l2;
   m.attr("TUNE_ROUND_L1") = defaults.round_l1;
-  m.attr("TUNE_LEAST_L1") = SPARGE_TUNE_LEAST_L1;
+  m.attr("TUNE_LEAST") = SPARGE_TUNE_LEAST;
   m.attr("TUNE_PV_ROOM") = SPARGE_TUNE_PV_ROOM;
   nb::class_<Recording>(m, "Recording")
       .def(nb::init<>())
@@ -101,8 +101,9 @@ void BindTune(nb::module_& m) {
       .def_prop_ro("assumed", &Recording::assumed)
       .def("add", &Recording::Add, nb::arg("layer"), nb::arg("name"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
            nb::arg("metadata"));
-  m.def("tune", &TuneRecording, nb::arg("recording"), nb::arg("out"), nb::arg("target_l1"), nb::arg("pv_l1").none(),
-        nb::arg("round_l1"), nb::arg("seed"), nb::arg("restart"), nb::arg("threads"), nb::arg("progress"));
+  m.def("tune", &TuneRecording, nb::arg("recording"), nb::arg("out"), nb::arg("target_l1").none(),
+        nb::arg("pv_l1").none(), nb::arg("target_l2").none(), nb::arg("pv_l2").none(), nb::arg("round_l1").none(),
+        nb::arg("seed"), nb::arg("restart"), nb::arg("threads"), nb::arg("progress"));
 }
 
 }  // namespace sparge::python

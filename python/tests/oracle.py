@@ -31,6 +31,10 @@ def relative_l1(result, expected):
     return np.abs(np.float64(result) - expected).sum() / np.abs(expected).sum()
 
 
+def relative_l2(result, expected):
+    return np.sqrt(np.square(np.float64(result) - expected).sum() / np.square(expected).sum())
+
+
 def visible(q_tokens, k_tokens, causal=False, query_offset=None, window=None, tiles=None):
     """(..., Nq, Nk): what each query sees."""
     offset = k_tokens - q_tokens if query_offset is None else query_offset

@@ -12,20 +12,18 @@ from sparge import _core
 
 PACKAGE = Path(sparge.__file__).parent
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-BOUNDS = {"target_l1": _core.TARGET_L1, "pv_l1": _core.PV_ROOM * _core.TARGET_L1, "round_l1": _core.ROUND_L1}
+BOUNDS = {"target_l2": _core.TARGET_L2, "pv_l2": _core.PV_ROOM * _core.TARGET_L2, "round_l1": _core.ROUND_L1}
 
 
 def test_defaults_of_signatures():
-    parameters = inspect.signature(sparge.Calibration).parameters
-    assert (parameters["target_l1"].default, parameters["round_l1"].default) == (BOUNDS["target_l1"], BOUNDS["round_l1"])
     from sparge._layers import Settings
 
     settings = Settings()
-    assert (settings.target_l1, settings.round_l1) == (BOUNDS["target_l1"], BOUNDS["round_l1"])
     assert (settings.dense_tail, settings.min_keys) == (_core.DENSE_TAIL, _core.MIN_KEYS)
     # What is not said is as if it had been said, to the last bit.
     assert sparge.Calibration(2).save() == sparge.Calibration(2, **BOUNDS).save()
-    assert sparge.Calibration(2).save() != sparge.Calibration(2, **{**BOUNDS, "pv_l1": 0.5}).save()
+    assert sparge.Calibration(2).save() != sparge.Calibration(2, **{**BOUNDS, "pv_l2": 0.5}).save()
+    assert sparge.Layer("x").__getstate__()["learned"] == sparge.Layer("x", Settings(**BOUNDS)).__getstate__()["learned"]
 
 
 def doc(function):
@@ -34,19 +32,20 @@ def doc(function):
 
 # A text, what in it quotes numbers, and these numbers. All places where it matches count; there must be one.
 QUOTED = {
-    "attention, target_l1": (lambda: doc(sparge.attention), r"target_l1 .*default ([\d.]+)\)", [_core.TARGET_L1]),
-    "attention, pv_l1": (lambda: doc(sparge.attention), r"pv_l1 .*default ([\d.]+) target_l1", [_core.PV_ROOM]),
+    "attention, target_l2": (lambda: doc(sparge.attention), r"target_l2 .*default ([\d.]+)\)", [_core.TARGET_L2]),
+    "attention, pv_l2": (lambda: doc(sparge.attention), r"pv_l2 .*default ([\d.]+) target_l2", [_core.PV_ROOM]),
     "attention, round_l1": (lambda: doc(sparge.attention), r"round_l1 .*default ([\d.]+)\)", [_core.ROUND_L1]),
-    "Calibration": (lambda: doc(sparge.Calibration.__init__), r"default ([\d.]+) target_l1", [_core.PV_ROOM]),
-    "tune, pv_l1": (lambda: doc(sparge.tune), r"pv_l1 .*default ([\d.]+) target_l1", [_core.TUNE_PV_ROOM]),
+    "Calibration": (lambda: doc(sparge.Calibration.__init__), r"default ([\d.]+) target_l2", [_core.PV_ROOM]),
+    "tune, target_l2": (lambda: doc(sparge.tune), r"target_l2 .*default ([\d.]+)\n", [_core.TUNE_TARGET_L2]),
+    "tune, pv_l2": (lambda: doc(sparge.tune), r"pv_l2 .*default ([\d.]+) target_l2", [_core.TUNE_PV_ROOM]),
     "tune, round_l1": (lambda: doc(sparge.tune), r"round_l1 .*default ([\d.]+)\n", [_core.TUNE_ROUND_L1]),
     "Stats": (lambda: doc(sparge.Stats), r"(\d+) queries x (\d+) keys", [_core.BLOCK_Q, _core.BLOCK_K]),
     "predict": (lambda: doc(sparge.predict), r"Nq/(\d+)\).*Nk/(\d+)\)", [_core.BLOCK_Q, _core.BLOCK_K]),
-    "python.md, target_l1": (lambda: text("python.md"), r"within ([\d.]+) per head", [_core.TARGET_L1]),
+    "python.md, target_l2": (lambda: text("python.md"), r"within ([\d.]+) per head", [_core.TARGET_L2]),
     "python.md, few queries": (lambda: text("python.md"), r"up to (\d+) queries \(decoding\)", [_core.FEW_QUERIES]),
     "python.md, last queries": (lambda: text("python.md"), r"the last (\d+) queries \(`dense_tail`", [_core.DENSE_TAIL]),
     "python.md, few keys": (lambda: text("python.md"), r"fewer than (\d+) keys", [_core.MIN_KEYS]),
-    "diffusers.md": (lambda: text("diffusers.md"), r"`target_l1` \| ([\d.]+) ", [_core.TARGET_L1]),
+    "diffusers.md": (lambda: text("diffusers.md"), r"`target_l2` \| ([\d.]+) ", [_core.TARGET_L2]),
 }
 
 

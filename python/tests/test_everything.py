@@ -132,7 +132,7 @@ def calibrations(tmp_path, monkeypatch):
     others = calibration.head(1)
     calibration.set_bounds(0, 1e-4, 2e-4)
     after = calibration.head(0)
-    assert after.l1 <= 1e-4 < before.l1 and after.sparsity < before.sparsity and after.samples == before.samples
+    assert after.error <= 1e-4 < before.error and after.sparsity < before.sparsity and after.samples == before.samples
     assert calibration.save() != bytes_before and calibration.head(1) == others
     calibration.set_bounds(0, 0.1, sparge._core.PV_ROOM * 0.1)
     assert calibration.head(0) == before

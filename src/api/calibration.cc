@@ -3,6 +3,7 @@
 
 #include <sparge/sparge.h>
 
+#include <cstddef>
 #include <cstring>
 
 #include "src/api/guard.h"
@@ -14,7 +15,10 @@ using namespace sparge::impl;  // NOLINT: this file is the edge between the C na
 extern "C" {
 
 void sparge_calibration_desc_init_sized(sparge_calibration_desc* desc, size_t size) {
-  InitSized(desc, size, {0, 0, kTargetL1, SPARGE_PV_ROOM * kTargetL1, kRoundL1, 0});
+  const bool knows_l2 = size > offsetof(sparge_calibration_desc, target_l2);
+  const double l1 = knows_l2 ? SPARGE_NOT_NAMED : kTargetL1;
+  const double pv_l1 = knows_l2 ? SPARGE_NOT_NAMED : SPARGE_PV_ROOM * kTargetL1;
+  InitSized(desc, size, {0, 0, l1, pv_l1, kRoundL1, 0, kTargetL2, SPARGE_NOT_NAMED});
 }
 
 sparge_status sparge_calibration_create(const sparge_calibration_desc* given, sparge_calibration** out) {
@@ -22,7 +26,9 @@ sparge_status sparge_calibration_create(const sparge_calibration_desc* given, sp
     SPARGE_REQUIRE(out != nullptr, "out is NULL");
     *out = nullptr;
     const auto desc = CopySized("desc", given, Defaults(&sparge_calibration_desc_init_sized));
-    *out = new sparge_calibration{Calibration(desc)};
+    const Bounds bounds =
+        ResolveBounds({desc.target_l1, desc.pv_l1, desc.target_l2, desc.pv_l2}, kTargetL2, SPARGE_PV_ROOM);
+    *out = new sparge_calibration{Calibration(desc.q_heads, bounds, desc.round_l1, desc.seed)};
   });
 }
 
@@ -44,11 +50,10 @@ sparge_status sparge_calibration_head(const sparge_calibration* calibration, int
   });
 }
 
-sparge_status sparge_calibration_set_bounds(sparge_calibration* calibration, int64_t head, double target_l1,
-                                            double pv_l1) {
+sparge_status sparge_calibration_set_bounds(sparge_calibration* calibration, int64_t head, double target, double pv) {
   return Guard([&] {
     SPARGE_REQUIRE(calibration != nullptr, "calibration is NULL");
-    calibration->calibration.SetBounds(head, target_l1, pv_l1);
+    calibration->calibration.SetBounds(head, target, pv);
   });
 }
 

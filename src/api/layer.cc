@@ -67,13 +67,7 @@ PresetSettings CopyPreset(const sparge_layer_preset& given, sparge_precision lea
 }
 
 void CheckDesc(const sparge_layer_desc& desc) {
-  if (desc.pv_l1 < 0) {
-    CheckBounds(desc.target_l1, desc.target_l1);
-  } else {
-    CheckBounds(desc.target_l1, desc.pv_l1);
-  }
-  SPARGE_REQUIRE(desc.round_l1 >= 0 && std::isfinite(desc.round_l1), "round_l1=%g is not a number from 0 on",
-                 desc.round_l1);
+  CheckRounding(desc.round_l1);
   CheckNumber("precision", desc.precision, SPARGE_PRECISION_AUTO, SPARGE_PRECISION_INT8);
   CheckNumber("remembers", desc.remembers, 0, 1);
   CheckNumber("keep_keys", desc.keep_keys, 0, 1);
@@ -82,26 +76,27 @@ void CheckDesc(const sparge_layer_desc& desc) {
 }
 
 // Bounds without effect are refused: whoever sets them expects one.
-void RefuseIdleBounds(const sparge_layer_desc& desc) {
-  if (desc.preset == nullptr && desc.target_l1 != 0) return;
+void RefuseIdleBounds(const sparge_layer_desc& desc, const Bounds& bounds) {
+  if (desc.preset == nullptr && bounds.target != 0) return;
   const auto defaults = Defaults(&sparge_layer_desc_init_sized);
-  const char* const beside = desc.preset != nullptr ? "a preset" : "target_l1=0";
-  SPARGE_REQUIRE(desc.preset == nullptr || desc.target_l1 == defaults.target_l1, "target_l1=%g has no effect with %s",
-                 desc.target_l1, beside);
-  SPARGE_REQUIRE(desc.pv_l1 <= 0, "pv_l1=%g has no effect with %s", desc.pv_l1, beside);
+  const char* const beside = desc.preset != nullptr ? "a preset" : "a target of 0";
+  const bool usual = desc.target_l1 == defaults.target_l1 && desc.target_l2 == defaults.target_l2;
+  const char* const measure = MeasureName(bounds.measure);
+  SPARGE_REQUIRE(desc.preset == nullptr || usual, "target_%s=%g has no effect with %s", measure, bounds.target, beside);
+  const double pv = bounds.measure == SPARGE_MEASURE_L1 ? desc.pv_l1 : desc.pv_l2;
+  SPARGE_REQUIRE(pv <= 0, "pv_%s=%g has no effect with %s", measure, pv, beside);
   SPARGE_REQUIRE(desc.round_l1 == defaults.round_l1, "round_l1=%g has no effect with %s", desc.round_l1, beside);
 }
 
 LayerSettings SettingsOf(const sparge_layer_desc* given) {
   const auto desc = CopySized("desc", given, Defaults(&sparge_layer_desc_init_sized));
   CheckDesc(desc);
-  RefuseIdleBounds(desc);
   LayerSettings settings{};
-  settings.target_l1 = desc.target_l1;
-  settings.pv_l1 = desc.pv_l1 < 0 ? SPARGE_PV_ROOM * desc.target_l1 : desc.pv_l1;
+  settings.bounds = ResolveBounds({desc.target_l1, desc.pv_l1, desc.target_l2, desc.pv_l2}, kTargetL2, SPARGE_PV_ROOM);
+  RefuseIdleBounds(desc, settings.bounds);
   settings.round_l1 = desc.round_l1;
   settings.seed = desc.seed;
-  settings.precision = desc.target_l1 == 0 ? SPARGE_PRECISION_FP32 : SPARGE_PRECISION_INT8;
+  settings.precision = settings.bounds.target == 0 ? SPARGE_PRECISION_FP32 : SPARGE_PRECISION_INT8;
   if (desc.precision != SPARGE_PRECISION_AUTO) settings.precision = static_cast<sparge_precision>(desc.precision);
   if (desc.preset != nullptr) settings.preset = CopyPreset(*desc.preset, settings.precision);
   settings.remembers = desc.remembers == 1;
@@ -166,8 +161,8 @@ void sparge_layer_totals_init_sized(sparge_layer_totals* totals, size_t size) { 
 
 void sparge_layer_desc_init_sized(sparge_layer_desc* desc, size_t size) {
   sparge_layer_desc defaults{};
-  defaults.target_l1 = kTargetL1;
-  defaults.pv_l1 = -1;
+  defaults.target_l1 = defaults.pv_l1 = defaults.pv_l2 = SPARGE_NOT_NAMED;
+  defaults.target_l2 = kTargetL2;
   defaults.round_l1 = kRoundL1;
   defaults.precision = SPARGE_PRECISION_AUTO;
   defaults.remembers = 1;

@@ -107,8 +107,8 @@ extern "C" {
 
 void sparge_tuner_desc_init_sized(sparge_tuner_desc* desc, size_t size) {
   sparge_tuner_desc defaults{};
-  defaults.target_l1 = kTuneTargetL1;
-  defaults.pv_l1 = -1;
+  defaults.target_l1 = defaults.pv_l1 = defaults.pv_l2 = SPARGE_NOT_NAMED;
+  defaults.target_l2 = kTuneTargetL2;
   defaults.round_l1 = kRoundL1;
   InitSized(desc, size, defaults);
 }
@@ -122,7 +122,9 @@ sparge_status sparge_tuner_create(sparge_context* context, const sparge_tuner_de
     *out = nullptr;
     SPARGE_REQUIRE(context != nullptr, "context is NULL");
     const auto desc = CopySized("desc", given, Defaults(&sparge_tuner_desc_init_sized));
-    const TuneBounds bounds{desc.target_l1, desc.pv_l1, desc.round_l1, desc.seed};
+    const Bounds skip =
+        ResolveBounds({desc.target_l1, desc.pv_l1, desc.target_l2, desc.pv_l2}, kTuneTargetL2, SPARGE_TUNE_PV_ROOM);
+    const TuneBounds bounds{skip, desc.round_l1, desc.seed};
     const std::string name = desc.name == nullptr ? "" : desc.name;
     *out = new sparge_tuner{desc, Tuner(context, bounds, name, CopySamples(desc))};
   });

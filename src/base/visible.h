@@ -52,10 +52,11 @@ struct Visible {
   // Keys that every query of [first, last] sees.
   Range KeysOfAll(int64_t first, int64_t last) const { return {KeysOf(last).begin, KeysOf(first).end}; }
 
-  // Keys on the diagonal (j == i + offset) of the queries [first, last]: empty unless causal.
-  Range Diagonal(int64_t first, int64_t last) const {
+  // Keys on the diagonal (j == i + offset) of the queries [first, last], and `before` keys before each: empty unless
+  // causal.
+  Range Diagonal(int64_t first, int64_t last, int64_t before = 0) const {
     if (!causal) return {0, 0};
-    return {std::clamp<int64_t>(first + offset, 0, keys), std::clamp<int64_t>(last + offset + 1, 0, keys)};
+    return {std::clamp<int64_t>(first + offset - before, 0, keys), std::clamp<int64_t>(last + offset + 1, 0, keys)};
   }
 };
 

@@ -38,9 +38,9 @@ double Margin(double count) { return 1.0 + 60.0 / count; }
 // Likewise for what a single call says: the standard error of a few rows is hardly known.
 double JudgeMargin(double rows) { return 1.0 + 8.0 / rows; }
 
-bool Meets(const Estimate& estimate, double count, double bound) {
-  return estimate.value + Margin(count) * estimate.error <= bound &&
-         estimate.value + kOneInTwenty * estimate.spread <= SPARGE_SINGLE_CALL * bound;
+bool Meets(const Estimate& estimate, double count, sparge_measure measure, double bound) {
+  return estimate.value + Margin(count) * estimate.error <= InSums(measure, bound) &&
+         estimate.value + kOneInTwenty * estimate.spread <= InSums(measure, SPARGE_SINGLE_CALL * bound);
 }
 
 using CellSums = std::array<std::array<ErrorSums, kTaus>, kThetas>;
@@ -138,7 +138,7 @@ void ForgetSkips(HeadRecord& head) {
 Cell ChooseCell(const HeadRecord& head) {
   const CellSums now = NowOf(head);
   const auto meets = [&](const Errors& errors) {
-    return Meets(EstimateAll(head.sizes, errors), head.sizes.Rows(), head.target_l1);
+    return Meets(EstimateAll(head.sizes, errors), head.sizes.Rows(), head.bounds.measure, head.bounds.target);
   };
   const auto at = [&](const Cell& cell) { return Errors{head.past[cell.theta][cell.tau], now[cell.theta][cell.tau]}; };
   Cell best;
@@ -180,7 +180,7 @@ int32_t ChooseSkip(const HeadRecord& head) {
   if (rows < kFewest / 2 || !Near(head.cell, head.skip_cell)) return best;
   for (int32_t skip = 1; skip < kSkips; ++skip) {
     if (SkipErrors(head, skip).Cost() < SkipErrors(head, best).Cost() &&
-        Meets(WithSkip(head, skip, EstimateAll), rows, head.pv_l1)) {
+        Meets(WithSkip(head, skip, EstimateAll), rows, head.bounds.measure, head.bounds.pv)) {
       best = skip;
     }
   }
@@ -192,17 +192,20 @@ void Judge(HeadRecord& head, Follow follow) {
   LimitPast(head, kWindow);
   const double rows = head.sizes.now.count;
   if (head.state != SPARGE_HEAD_SPARSE || rows < kJudged || head.sizes.past.count == 0) return;
-  const auto beyond = [margin = JudgeMargin(rows)](const Estimate& now, double bound) {
-    return now.value > kAlarm * bound && now.value - margin * now.error > bound;
+  const auto in_sums = [&](double bound) { return InSums(head.bounds.measure, bound); };
+  const auto beyond = [&](const Estimate& now, double bound) {
+    return now.value > in_sums(kAlarm * bound) && now.value - JudgeMargin(rows) * now.error > in_sums(bound);
   };
   const Estimate now = EstimateNow(head.sizes, At(head, head.cell));
   const Estimate past = EstimatePast(head.sizes, At(head, head.cell));
   const bool skips = head.skip > 0 && head.skip_sizes.now.count >= kJudged;
-  if (beyond(now, head.target_l1) || (skips && beyond(WithSkip(head, head.skip, EstimateNow), head.pv_l1))) {
+  const Bounds& bounds = head.bounds;
+  if (beyond(now, bounds.target) || (skips && beyond(WithSkip(head, head.skip, EstimateNow), bounds.pv))) {
     LimitPast(head, follow == Follow::kAnew ? 0.0 : rows);
     head.state = SPARGE_HEAD_UNKNOWN;
   } else if (std::fabs(now.value - past.value) >
-             std::max(kDisagree * JudgeMargin(rows) * std::hypot(now.error, past.error), kTrifle * head.target_l1)) {
+             std::max(kDisagree * JudgeMargin(rows) * std::hypot(now.error, past.error),
+                      in_sums((1 + kTrifle) * bounds.target) - in_sums(bounds.target))) {
     LimitPast(head, std::max(rows, kFewest - rows));
   }
 }
@@ -210,6 +213,12 @@ void Judge(HeadRecord& head, Follow follow) {
 bool Counts(const RowResult& row) {
   return row.valid && std::isfinite(row.size) &&
          std::all_of(row.error.begin(), row.error.end(), [](float e) { return std::isfinite(e); });
+}
+
+// In terms of the bound: that of a root, to first order.
+double StandardError(sparge_measure measure, const Estimate& estimate) {
+  if (measure == SPARGE_MEASURE_L1 || estimate.value == 0) return estimate.error;
+  return estimate.error / (2 * std::sqrt(estimate.value));
 }
 
 double Share(double part, double whole) { return whole > 0 ? part / whole : 1.0; }
@@ -238,25 +247,15 @@ sparge_head_params ParamsAt(const Cell& cell, int32_t skip) {
   return {ThetaAt(cell.theta), TauAt(cell.tau), 1.0, SkipAt(skip)};
 }
 
-void CheckBounds(double target_l1, double pv_l1) {
-  SPARGE_REQUIRE(target_l1 >= 0 && std::isfinite(target_l1), "target_l1=%g is not a number from 0 on", target_l1);
-  SPARGE_REQUIRE(pv_l1 >= target_l1 && std::isfinite(pv_l1), "pv_l1=%g is not a number from target_l1=%g on", pv_l1,
-                 target_l1);
-}
-
-Calibration::Calibration(const sparge_calibration_desc& desc)
-    : q_heads_(desc.q_heads), round_l1_(desc.round_l1), seed_(desc.seed) {
+Calibration::Calibration(int64_t q_heads, const Bounds& bounds, double round_l1, uint64_t seed)
+    : q_heads_(q_heads), measure_(bounds.measure), round_l1_(round_l1), seed_(seed) {
   constexpr int64_t kMostHeads = 1 << 16;
-  SPARGE_REQUIRE(desc.q_heads >= 1 && desc.q_heads <= kMostHeads, "q_heads=%" PRId64 " is outside 1..%" PRId64,
-                 desc.q_heads, kMostHeads);
-  CheckBounds(desc.target_l1, desc.pv_l1);
-  SPARGE_REQUIRE(desc.round_l1 >= 0 && std::isfinite(desc.round_l1), "round_l1=%g is not a number from 0 on",
-                 desc.round_l1);
+  SPARGE_REQUIRE(q_heads >= 1 && q_heads <= kMostHeads, "q_heads=%" PRId64 " is outside 1..%" PRId64, q_heads,
+                 kMostHeads);
+  CheckBounds(bounds);
+  CheckRounding(round_l1);
   heads_.resize(static_cast<size_t>(q_heads_));
-  for (HeadRecord& head : heads_) {
-    head.target_l1 = desc.target_l1;
-    head.pv_l1 = desc.pv_l1;
-  }
+  for (HeadRecord& head : heads_) head.bounds = bounds;
 }
 
 uint64_t Calibration::NextCall() {
@@ -268,7 +267,7 @@ uint64_t Calibration::NextCall() {
 void Calibration::Choose(HeadRecord& head) const {
   head.needs_int16 = EstimateOne(head.round_sizes, head.rounding).value > round_l1_;
   if (head.sizes.Rows() == 0) return;
-  head.cell = head.target_l1 > 0 ? ChooseCell(head) : Cell{};
+  head.cell = head.bounds.target > 0 ? ChooseCell(head) : Cell{};
   if (head.sizes.Rows() < kFewest) {  // a guess, good enough to measure lambda at
     head.state = SPARGE_HEAD_UNKNOWN;
     head.skip = 0;
@@ -315,13 +314,13 @@ void Calibration::Decide(int64_t index, uint64_t call, Follow follow) {
   Choose(head);
 }
 
-void Calibration::SetBounds(int64_t index, double target_l1, double pv_l1) {
+void Calibration::SetBounds(int64_t index, double target, double pv) {
   SPARGE_REQUIRE(index >= 0 && index < q_heads_, "head=%" PRId64 " is outside 0..%" PRId64, index, q_heads_ - 1);
-  CheckBounds(target_l1, pv_l1);
+  const Bounds bounds{measure_, target, pv};
+  CheckBounds(bounds);
   const std::lock_guard lock(mutex_);
   HeadRecord& head = heads_[static_cast<size_t>(index)];
-  head.target_l1 = target_l1;
-  head.pv_l1 = pv_l1;
+  head.bounds = bounds;
   head.state = SPARGE_HEAD_UNKNOWN;  // so that the old choice has no claim to stay
   Choose(head);
 }
@@ -352,14 +351,15 @@ void Calibration::Describe(int64_t index, sparge_head_estimate& out) const {
   out.params = setting.params;
   out.samples = static_cast<int64_t>(std::llround(head.sizes.Rows()));
   const Errors cell = At(head, setting.sparse ? head.cell : Cell{});
-  const Estimate l1 = EstimateAll(head.sizes, cell);
+  const Estimate plain = EstimateAll(head.sizes, cell);
   const bool skips = setting.sparse && head.skip_sizes.Rows() > 0;
-  const Estimate pv = setting.sparse ? WithSkip(head, head.skip, EstimateAll) : l1;
+  const Estimate pv = setting.sparse ? WithSkip(head, head.skip, EstimateAll) : plain;
   const Estimate rounding = EstimateOne(head.round_sizes, head.rounding);
-  out.l1 = l1.value;
-  out.l1_error = l1.error;
-  out.pv_l1 = pv.value;
-  out.pv_l1_error = pv.error;
+  out.measure = measure_;
+  out.error = FromSums(measure_, plain.value);
+  out.error_se = StandardError(measure_, plain);
+  out.pv_error = FromSums(measure_, pv.value);
+  out.pv_error_se = StandardError(measure_, pv);
   out.round_l1 = rounding.value;
   out.round_l1_error = rounding.error;
   const double qk = Share(cell.Cost(), TilesOf(head));

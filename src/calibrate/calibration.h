@@ -20,13 +20,10 @@
 #include <span>
 #include <vector>
 
+#include "src/calibrate/bounds.h"
 #include "src/calibrate/sums.h"
 
 namespace sparge::impl {
-
-// The default bounds, for every client.
-inline constexpr double kTargetL1 = 0.015;
-inline constexpr double kRoundL1 = 0.05;
 
 // Rows that a choice needs. Errors are concentrated in few rows: with fewer, none of them may be one of those.
 inline constexpr double kFewest = 40;
@@ -63,7 +60,8 @@ struct Sample {
   bool with_rounding;
 };
 
-// What a row says. Sizes and errors are sums of absolute values over its channels.
+// What a row says. Sizes and errors are sums over its channels, of absolute values or of squares, as the measure of the
+// calibration has it; those of rounding are of absolute values.
 struct RowResult {
   bool valid;  // false: something was not finite, or the query saw no key
   float similarity;
@@ -75,7 +73,7 @@ struct RowResult {
 };
 
 struct HeadRecord {
-  double target_l1, pv_l1;
+  Bounds bounds;
   double call = 0;    // of the last sample, counted from 1
   double judged = 0;  // the call that was last compared with earlier ones
   double keys = 0;    // the most of a sample so far
@@ -121,7 +119,7 @@ enum class Follow {
 
 struct Calibration {
  public:
-  explicit Calibration(const sparge_calibration_desc& desc);
+  Calibration(int64_t q_heads, const Bounds& bounds, double round_l1, uint64_t seed);
   // Saved bytes. Throws Failure.
   Calibration(const std::byte* data, size_t size);
   size_t SavedSize() const;
@@ -129,6 +127,7 @@ struct Calibration {
 
   int64_t q_heads() const { return q_heads_; }
   uint64_t seed() const { return seed_; }
+  sparge_measure measure() const { return measure_; }
   // Counts the calls that measure: each takes other samples.
   uint64_t NextCall();
   HeadSetting Setting(int64_t head) const;
@@ -136,7 +135,7 @@ struct Calibration {
   void Learn(const Sample& sample, std::span<const RowResult> rows);
   // Chooses anew, if the call had samples of this head.
   void Decide(int64_t head, uint64_t call, Follow follow);
-  void SetBounds(int64_t head, double target_l1, double pv_l1);
+  void SetBounds(int64_t head, double target, double pv);
   void Describe(int64_t head, sparge_head_estimate& out) const;
 
  private:
@@ -144,14 +143,12 @@ struct Calibration {
 
   mutable std::mutex mutex_;
   int64_t q_heads_ = 0;
+  sparge_measure measure_ = SPARGE_MEASURE_L2;
   double round_l1_ = 0;
   uint64_t seed_ = 0;
   uint64_t calls_ = 0;
   std::vector<HeadRecord> heads_;
 };
-
-// Throws Failure unless 0 <= target_l1 <= pv_l1.
-void CheckBounds(double target_l1, double pv_l1);
 
 }  // namespace sparge::impl
 

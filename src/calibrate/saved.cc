@@ -9,11 +9,11 @@
 namespace sparge::impl {
 namespace {
 
-constexpr char kMagic[8] = {'s', 'p', 'a', 'r', 'g', 'e', 'C', '3'};
+constexpr char kMagic[8] = {'s', 'p', 'a', 'r', 'g', 'e', 'C', '4'};
 
 struct Header {
   char magic[8];
-  uint64_t q_heads, seed, calls, grid;
+  uint64_t q_heads, seed, calls, grid, measure;
   double round_l1;
 };
 // A file from a version with other grids says nothing here.
@@ -29,7 +29,7 @@ void VisitNumbers(Record& head, const Visit& visit) {
   const auto each = [](auto& all, const auto& one) {
     for (auto& item : all) one(item);
   };
-  visit(head.target_l1), visit(head.pv_l1), visit(head.call), visit(head.judged), visit(head.keys);
+  visit(head.bounds.target), visit(head.bounds.pv), visit(head.call), visit(head.judged), visit(head.keys);
   sizes(head.sizes), visit(head.tiles_past), each(head.tiles_now, visit);
   each(head.now, [&](auto& row) { each(row, error_sums); });
   each(head.past, [&](auto& row) { each(row, past); });
@@ -62,13 +62,14 @@ T Get(const std::byte*& from) {
   return value;
 }
 
-HeadRecord LoadHead(const std::byte*& from) {
+HeadRecord LoadHead(sparge_measure measure, const std::byte*& from) {
   HeadRecord head{};
+  head.bounds.measure = measure;
   VisitNumbers(head, [&](double& number) {
     number = Get<double>(from);
     SPARGE_REQUIRE(std::isfinite(number) && number >= 0, "data has the number %g, which no calibration saves", number);
   });
-  CheckBounds(head.target_l1, head.pv_l1);
+  CheckBounds(head.bounds);
   const auto choice = Get<SavedChoice>(from);
   const auto within = [](int32_t value, int32_t end) { return value >= 0 && value < end; };
   SPARGE_REQUIRE(within(choice.state, SPARGE_HEAD_DENSE + 1) && within(choice.theta, kThetas) &&
@@ -90,7 +91,7 @@ size_t Calibration::SavedSize() const { return sizeof(Header) + heads_.size() * 
 
 void Calibration::Save(std::byte* out) const {
   const std::lock_guard lock(mutex_);
-  Header header{{}, static_cast<uint64_t>(q_heads_), seed_, calls_, kGrid, round_l1_};
+  Header header{{}, static_cast<uint64_t>(q_heads_), seed_, calls_, kGrid, measure_, round_l1_};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   Put(header, out);
   for (const HeadRecord& head : heads_) {
@@ -109,13 +110,16 @@ Calibration::Calibration(const std::byte* data, size_t size) {
   const size_t heads = (size - sizeof(Header)) / RecordBytes();
   SPARGE_REQUIRE(heads >= 1 && header.q_heads == heads && size == sizeof(Header) + heads * RecordBytes(),
                  "size=%zu does not fit a calibration of %" PRIu64 " heads", size, header.q_heads);
-  SPARGE_REQUIRE(std::isfinite(header.round_l1) && header.round_l1 >= 0, "data has round_l1=%g", header.round_l1);
+  SPARGE_REQUIRE(header.measure <= SPARGE_MEASURE_L2, "data has the measure %" PRIu64 ", which is none",
+                 header.measure);
+  CheckRounding(header.round_l1);
+  measure_ = static_cast<sparge_measure>(header.measure);
   q_heads_ = static_cast<int64_t>(heads);
   round_l1_ = header.round_l1;
   seed_ = header.seed;
   calls_ = header.calls;
   heads_.reserve(heads);
-  for (size_t h = 0; h < heads; ++h) heads_.push_back(LoadHead(data));
+  for (size_t h = 0; h < heads; ++h) heads_.push_back(LoadHead(measure_, data));
 }
 
 }  // namespace sparge::impl

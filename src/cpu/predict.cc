@@ -87,7 +87,6 @@ RowRule RuleFor(const Plan& plan, const sparge_head_params& params, const Packed
   const int64_t queries_after = plan.place.all_queries - plan.place.first_query - plan.q_tokens;
   const bool in_tail = row.last >= s.q_count + queries_after - plan.dense_tail;
   RowRule rule = ForcedRule(plan, row.id);
-  rule.select = plan.calibrates() ? SPARGE_SELECT_FLOOR : plan.select;
   rule.params = params;
   rule.query_alike = !in_tail && packed.q.similarity[row.index] > params.theta;
   rule.k_similarity = plan.predictor->summarises_keys ? packed.k.similarity + first_key_block : nullptr;
@@ -281,7 +280,9 @@ RowRule ForcedRule(const Plan& plan, const BlockId& id) {
   const Sequence& s = plan.sequences[id.sequence];
   const int64_t first = id.block * kBlockQ;
   RowRule rule{};
-  rule.diagonal = BlocksOf(s.visible.Diagonal(first, first + s.QueriesIn(id.block) - 1), kBlockK);
+  rule.select = plan.calibrates() ? SPARGE_SELECT_FLOOR : plan.select;
+  const int64_t before = rule.select == SPARGE_SELECT_FLOOR ? kNearKeys : 0;
+  rule.diagonal = BlocksOf(s.visible.Diagonal(first, first + s.QueriesIn(id.block) - 1, before), kBlockK);
   rule.keep_sink = plan.keep_sink && plan.place.first_key == 0;
   return rule;
 }

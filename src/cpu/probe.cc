@@ -85,6 +85,7 @@ class Probe {
         map_(map),
         ops_(*plan.machine.ops.probe),
         my_(OfWorker(plan, memory, worker)),
+        distance_(ops_.distance[plan.calibration->measure()]),
         sample_(sample),
         sequence_(plan.sequences[sample.sequence]),
         channels_(plan.channels()),
@@ -244,7 +245,7 @@ class Probe {
     }
   }
   float Distance(const float* sum, float l, float dense_l) const {
-    return static_cast<float>(ops_.distance(sum, l > 0 ? 1 / l : 0.0f, my_.dense, 1 / dense_l, channels_));
+    return static_cast<float>(distance_(sum, l > 0 ? 1 / l : 0.0f, my_.dense, 1 / dense_l, channels_));
   }
 
   // Everything about one row. False if there is nothing to measure.
@@ -334,8 +335,9 @@ class Probe {
     const auto value_unit = static_cast<float>(packed_.units[unit].v_unit);
     const float by = exact_l_[r] > 0 ? 1 / exact_l_[r] : 0.0f;
     const float* exact = my_.exact + r * channels_;
-    result.round_error = static_cast<float>(ops_.distance(exact, by, my_.dense, value_unit / dense_l, channels_));
-    result.round_size = static_cast<float>(ops_.distance(exact, by, my_.dense, 0.0f, channels_));
+    result.round_error =
+        static_cast<float>(ops_.distance[SPARGE_MEASURE_L1](exact, by, my_.dense, value_unit / dense_l, channels_));
+    result.round_size = static_cast<float>(ops_.distance[SPARGE_MEASURE_L1](exact, by, my_.dense, 0.0f, channels_));
   }
 
   const Plan& plan_;
@@ -345,6 +347,7 @@ class Probe {
   const BlockMap& map_;
   const ProbeOps& ops_;
   const ProbeMemory my_;
+  const ProbeOps::Distance distance_;  // in the measure of the calibration
   const Sample& sample_;
   const Sequence& sequence_;
   const int64_t channels_;

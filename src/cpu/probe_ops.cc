@@ -58,7 +58,18 @@ double Distance(const float* row, float by, const float* want, float want_by, in
   return static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
 }
 
-inline constexpr ProbeOps kProbeOps{&Weights, &Collect, &Add, &Distance};
+double SquaredDistance(const float* row, float by, const float* want, float want_by, int64_t channels) {
+  const F32 d;
+  VF sum = hn::Zero(d);
+  for (int64_t c = 0; c < channels; c += kLanes) {
+    const VF wanted = hn::Mul(hn::Load(d, want + c), hn::Set(d, want_by));
+    const VF off = hn::MulSub(hn::Load(d, row + c), hn::Set(d, by), wanted);
+    sum = hn::MulAdd(off, off, sum);
+  }
+  return static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
+}
+
+inline constexpr ProbeOps kProbeOps{&Weights, &Collect, &Add, {&Distance, &SquaredDistance}};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sparge::impl

@@ -23,8 +23,9 @@ struct ProbeOps {
   void (*collect)(const TileResults& row, const float* weight, const uint8_t* bucket, float* sums);
   // to += from
   void (*add)(float* to, const float* from, int64_t channels);
-  // The sum over all channels of |row * by - want * want_by|.
-  double (*distance)(const float* row, float by, const float* want, float want_by, int64_t channels);
+  // The sum over all channels of |row * by - want * want_by|, or of its square: by sparge_measure.
+  using Distance = double (*)(const float* row, float by, const float* want, float want_by, int64_t channels);
+  Distance distance[2];
 };
 
 // Of one of Highway's targets; NULL if that was not compiled in.

@@ -106,13 +106,8 @@ KindRecord& Layer::RecordOf(const CallKind& kind) {
 }
 
 std::shared_ptr<sparge_calibration> Layer::MakeCalibration(int64_t q_heads) const {
-  const sparge_calibration_desc bounds{sizeof(sparge_calibration_desc),
-                                       q_heads,
-                                       settings_.target_l1,
-                                       settings_.pv_l1,
-                                       settings_.round_l1,
-                                       settings_.seed};
-  return std::shared_ptr<sparge_calibration>(new sparge_calibration{Calibration(bounds)});
+  return std::shared_ptr<sparge_calibration>(
+      new sparge_calibration{Calibration(q_heads, settings_.bounds, settings_.round_l1, settings_.seed)});
 }
 
 sparge_layer_totals Layer::Totals() const {

@@ -9,6 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "src/calibrate/bounds.h"
+
 namespace sparge::impl {
 
 struct PresetSettings {
@@ -22,14 +24,15 @@ struct PresetSettings {
 
 // A checked sparge_layer_desc, with what its members stand for.
 struct LayerSettings {
-  double target_l1, pv_l1, round_l1;  // target_l1 0: every tile
+  Bounds bounds;  // a target of 0: every tile
+  double round_l1;
   uint64_t seed;
   sparge_precision precision;
   std::optional<PresetSettings> preset;
   bool remembers, keep_keys;
   int64_t min_keys, dense_tail;
 
-  bool Calibrates() const { return !preset && target_l1 > 0; }
+  bool Calibrates() const { return !preset && bounds.target > 0; }
 };
 
 enum class Tiles {

@@ -8,11 +8,12 @@
 namespace sparge::impl {
 namespace {
 
-constexpr char kMagic[8] = {'s', 'p', 'a', 'r', 'g', 'e', 'L', '1'};
+constexpr char kMagic[8] = {'s', 'p', 'a', 'r', 'g', 'e', 'L', '2'};
 
 struct Header {
   char magic[8];
-  double target_l1, pv_l1, round_l1;
+  uint64_t measure;
+  double target, pv, round_l1;
   uint64_t seed, kinds;
 };
 struct SavedKind {
@@ -56,10 +57,13 @@ class Reader {
 void CheckHeader(const Header& header, const LayerSettings& settings) {
   SPARGE_REQUIRE(std::memcmp(header.magic, kMagic, sizeof(kMagic)) == 0, "data is not a layer that this version saved");
   const auto check = [](const char* name, double has, double wants) {
-    SPARGE_REQUIRE(has == wants, "data is of a layer with %s=%.17g, and this one has %.17g", name, has, wants);
+    SPARGE_REQUIRE(has == wants, "data is of a layer with %s %.17g, and this one has %.17g", name, has, wants);
   };
-  check("target_l1", header.target_l1, settings.target_l1);
-  check("pv_l1", header.pv_l1, settings.pv_l1);
+  SPARGE_REQUIRE(header.measure == settings.bounds.measure,
+                 "data is of a layer with bounds in another measure than the %s of this one",
+                 MeasureName(settings.bounds.measure));
+  check("the target", header.target, settings.bounds.target);
+  check("the bound with PV skip", header.pv, settings.bounds.pv);
   check("round_l1", header.round_l1, settings.round_l1);
   SPARGE_REQUIRE(header.seed == settings.seed, "data is of a layer with seed=%" PRIu64 ", and this one has %" PRIu64,
                  header.seed, settings.seed);
@@ -87,7 +91,7 @@ KindRecord ReadKind(const LayerSettings& settings, Reader& reader) {
   KindRecord record{saved.kind, saved.most_queries, nullptr};
   if (saved.calibration_bytes == 0) return record;
   SPARGE_REQUIRE(settings.Calibrates(), "data has a calibration, and this layer makes none: it has %s",
-                 settings.preset ? "a preset" : "target_l1=0");
+                 settings.preset ? "a preset" : "a target of 0");
   const std::byte* bytes = reader.Take(saved.calibration_bytes, "a calibration");
   record.calibration.reset(new sparge_calibration{Calibration(bytes, saved.calibration_bytes)});
   const int64_t heads = record.calibration->calibration.q_heads();
@@ -100,7 +104,8 @@ KindRecord ReadKind(const LayerSettings& settings, Reader& reader) {
 
 std::vector<std::byte> Layer::Save() const {
   const std::lock_guard lock(mutex_);
-  Header header{{}, settings_.target_l1, settings_.pv_l1, settings_.round_l1, settings_.seed, kinds_.size()};
+  const Bounds& bounds = settings_.bounds;
+  Header header{{}, bounds.measure, bounds.target, bounds.pv, settings_.round_l1, settings_.seed, kinds_.size()};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   std::vector<std::byte> out;
   Put(header, out);

@@ -2,7 +2,8 @@
 //
 //   select    floor: every tile with mass >= (1 - tau) / sqrt(visible tiles); cdf: the smallest set with mass >= tau;
 //             topk: the ceil(topk * visible) best; at least one
-//   force     all tiles of a query block (or key block) that is not self-similar; the diagonal; the sink
+//   force     all tiles of a query block (or key block) that is not self-similar; the diagonal; the sink; floor: the
+//             keys right before each query
 //
 // Numbers in, bits out: who scored the tiles, and on which device, does not matter here.
 #ifndef SPARGE_SRC_SELECT_SELECT_H_
@@ -22,6 +23,11 @@ namespace sparge::impl {
 // tiles.
 inline double MassFloor(double tau, int64_t visible) { return (1 - tau) / std::sqrt(static_cast<double>(visible)); }
 
+// Floor keeps so many keys before each causal query. Where a block of queries begins in a tile of keys, its first
+// queries have their neighbours in the tile before, on which the others hardly look: its mass, a mean over the block,
+// is small, and yet these queries would be wholly wrong without it (docs/accuracy.md).
+inline constexpr int64_t kNearKeys = 32;
+
 // Arrays have one entry per key block.
 struct RowScores {
   int64_t tiles;
@@ -39,7 +45,7 @@ struct RowRule {
   bool query_alike;           // else a mean tells nothing about the queries: every tile
   const float* k_similarity;  // per key block: likewise; NULL = not asked
   int64_t visible;            // tiles that the row sees, of all keys if these are a part: what floor and topk count by
-  Range diagonal;             // always kept where visible
+  Range diagonal;             // always kept where visible; with floor, the keys before it, too
   bool keep_sink;
   // The sum of the numbers that are not below `least`.
   double (*mass_from)(const double* mass, int64_t count, double least);

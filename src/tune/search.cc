@@ -119,8 +119,9 @@ Search::Search(sparge_context* context, const TuneBounds& bounds, const std::vec
   sparge_calibration_desc desc;
   sparge_calibration_desc_init(&desc);
   desc.q_heads = q_heads();
-  desc.target_l1 = bounds.target_l1;
-  desc.pv_l1 = bounds.pv_l1;
+  const bool l1 = bounds.skip.measure == SPARGE_MEASURE_L1;
+  (l1 ? desc.target_l1 : desc.target_l2) = bounds.skip.target;
+  (l1 ? desc.pv_l1 : desc.pv_l2) = bounds.skip.pv;
   desc.round_l1 = bounds.round_l1;
   desc.seed = bounds.seed;
   sparge_calibration* calibration = nullptr;
@@ -174,8 +175,8 @@ void Search::Calibrate(double effort) {
 void Search::TakeChoices() {
   for (int64_t i = 0; i < q_heads(); ++i) {
     Head& head = At(i);
-    head.target_l1 = bounds_.target_l1;
-    head.pv_l1 = bounds_.pv_l1;
+    head.target = bounds_.skip.target;
+    head.pv = bounds_.skip.pv;
     head.setting = ChosenFor(i);
     head.passed = DenseHead(head.setting.precision, split_.verified.size());
     if (!head.dense()) continue;
@@ -205,7 +206,7 @@ void Search::VerifyOpenHeads() {
   std::vector<std::vector<HeadErrors>> errors(heads_.size());
   for (const size_t sample : split_.verified) {
     const OpenSample open(*this, sample);
-    const HeadVerifier verifier(runner_, samples_[sample], open.asked(), spent_);
+    const HeadVerifier verifier(runner_, samples_[sample], open.asked(), bounds_.skip.measure, spent_);
     for (int64_t i = 0; i < q_heads(); ++i) {
       const Head& head = At(i);
       if (head.settled) continue;
@@ -222,20 +223,20 @@ void Search::VerifyOpenHeads() {
 }
 
 void Search::TakeErrors(Head& head, const std::vector<HeadErrors>& samples) const {
-  std::vector<double> l1, pv_l1, sparsity, work;
+  std::vector<double> plain, pv, sparsity, work;
   for (const HeadErrors& errors : samples) {
-    l1.push_back(errors.l1);
-    pv_l1.push_back(errors.pv_l1);
+    plain.push_back(errors.error);
+    pv.push_back(errors.pv_error);
     sparsity.push_back(errors.sparsity);
     work.push_back(errors.work);
   }
-  head.l1_excess = Excess(l1, bounds_.target_l1);
-  head.pv_excess = Excess(pv_l1, bounds_.pv_l1);
-  head.excess = std::max(head.l1_excess, head.pv_excess);
+  head.target_excess = Excess(plain, bounds_.skip.target);
+  head.pv_excess = Excess(pv, bounds_.skip.pv);
+  head.excess = std::max(head.target_excess, head.pv_excess);
   head.setting.sparsity = Rounded(Mean(sparsity));
   head.setting.work = Rounded(Mean(work));
-  head.setting.l1 = Rounded(Mean(l1));
-  head.setting.pv_l1 = Rounded(Mean(pv_l1));
+  head.setting.error = Rounded(Mean(plain));
+  head.setting.pv_error = Rounded(Mean(pv));
   head.setting.verified_on = static_cast<int64_t>(samples.size());
 }
 
@@ -256,7 +257,7 @@ void Search::TryLooser(int64_t index) {
   const auto factor = [](double excess) {
     return std::min(kLargestStep, kAim / std::max(excess, kAim / kLargestStep));
   };
-  if (!MayVerifyAgain(head, kMostWorkLooser) || !Rechoose(index, factor(head.l1_excess), factor(head.pv_excess)) ||
+  if (!MayVerifyAgain(head, kMostWorkLooser) || !Rechoose(index, factor(head.target_excess), factor(head.pv_excess)) ||
       head.dense()) {
     Settle(index);
   }
@@ -267,19 +268,19 @@ void Search::TryTighter(int64_t index) {
   const bool again = head.tightened < kMostTightened && std::isfinite(head.excess) && MayVerifyAgain(head, kMostWork);
   ++head.tightened;
   const auto factor = [](double excess) { return excess > 1 ? kAim / excess : 1.0; };
-  if (!again || !Rechoose(index, factor(head.l1_excess), factor(head.pv_excess)) || head.dense()) Settle(index);
+  if (!again || !Rechoose(index, factor(head.target_excess), factor(head.pv_excess)) || head.dense()) Settle(index);
 }
 
 // Other bounds for the calibration; true if that changed the setting. Settings lie on a grid, so a small change of the
 // bounds may not reach the next one: then the change is made larger.
-bool Search::Rechoose(int64_t index, double l1_factor, double pv_factor) {
+bool Search::Rechoose(int64_t index, double target_factor, double pv_factor) {
   constexpr int kTries = 4;
   Head& head = At(index);
   const sparge_tuned_head before = head.setting;
   for (int i = 0; i < kTries && SameSetting(head.setting, before); ++i) {
-    head.pv_l1 *= pv_factor;
-    head.target_l1 = std::min(head.target_l1 * l1_factor, head.pv_l1);  // PV skip adds to the error of the selection
-    Require(sparge_calibration_set_bounds(calibration_.get(), index, head.target_l1, head.pv_l1));
+    head.pv *= pv_factor;
+    head.target = std::min(head.target * target_factor, head.pv);  // PV skip adds to the error of the selection
+    Require(sparge_calibration_set_bounds(calibration_.get(), index, head.target, head.pv));
     head.setting = ChosenFor(index);
   }
   return !SameSetting(head.setting, before);
@@ -299,7 +300,8 @@ double Search::DenseMs() {
   if (spent_.int8_dense_tiles == 0) {  // no head is sparse and int8: one is run for its time
     const size_t sample = split_.verified[0];
     const OpenSample open(*this, sample);
-    HeadVerifier(runner_, samples_[sample], open.asked(), spent_).RunDense(0, SPARGE_PRECISION_INT8);
+    HeadVerifier(runner_, samples_[sample], open.asked(), bounds_.skip.measure, spent_)
+        .RunDense(0, SPARGE_PRECISION_INT8);
   }
   const double ms_per_tile = spent_.int8_dense_ms / std::max(spent_.int8_dense_tiles, 1.0);
   return ms_per_tile * all_tiles_ * static_cast<double>(q_heads());

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/calibrate/bounds.h"
 #include "src/tune/sample.h"
 #include "src/tune/split.h"
 #include "src/tune/verify.h"
@@ -18,7 +19,8 @@
 namespace sparge::impl {
 
 struct TuneBounds {
-  double target_l1, pv_l1, round_l1;
+  Bounds skip;
+  double round_l1;
   uint64_t seed;
 };
 
@@ -52,11 +54,11 @@ class Search {
  private:
   // One head on its way to a setting that was verified.
   struct Head {
-    sparge_tuned_head setting;        // being tried
-    sparge_tuned_head passed;         // verified and within the bounds; dense until there is one
-    double target_l1 = 0, pv_l1 = 0;  // bounds that the calibration works with
-    double excess = 0;                // of the last verification: error / bound, the larger of
-    double l1_excess = 0, pv_excess = 0;
+    sparge_tuned_head setting;  // being tried
+    sparge_tuned_head passed;   // verified and within the bounds; dense until there is one
+    double target = 0, pv = 0;  // bounds that the calibration works with
+    double excess = 0;          // of the last verification: error / bound, the larger of
+    double target_excess = 0, pv_excess = 0;
     int tightened = 0;
     bool loosened = false, settled = false;
 
@@ -79,7 +81,7 @@ class Search {
   void Decide(int64_t index);
   void TryLooser(int64_t index);
   void TryTighter(int64_t index);
-  bool Rechoose(int64_t index, double l1_factor, double pv_factor);
+  bool Rechoose(int64_t index, double target_factor, double pv_factor);
   void Settle(int64_t index);
   bool MayVerifyAgain(const Head& head, double most_work) const;
   sparge_head_estimate EstimateOf(int64_t index) const;

@@ -10,19 +10,16 @@
 namespace sparge::impl {
 namespace {
 
-void CheckBound(const char* name, double bound) {
-  SPARGE_REQUIRE(bound >= SPARGE_TUNE_LEAST_L1 && bound <= 1, "%s=%g is outside %g..1", name, bound,
-                 SPARGE_TUNE_LEAST_L1);
+void CheckBound(const char* which, const char* measure, double bound) {
+  SPARGE_REQUIRE(bound >= SPARGE_TUNE_LEAST && bound <= 1, "%s_%s=%g is outside %g..1", which, measure, bound,
+                 SPARGE_TUNE_LEAST);
 }
 
-TuneBounds CheckedBounds(TuneBounds bounds) {
-  CheckBound("target_l1", bounds.target_l1);
-  if (bounds.pv_l1 < 0) bounds.pv_l1 = SPARGE_TUNE_PV_ROOM * bounds.target_l1;
-  CheckBound("pv_l1", bounds.pv_l1);
-  CheckBound("round_l1", bounds.round_l1);
-  SPARGE_REQUIRE(bounds.pv_l1 >= bounds.target_l1,
-                 "pv_l1=%g is smaller than target_l1=%g: PV skip adds to the error of the selection", bounds.pv_l1,
-                 bounds.target_l1);
+TuneBounds CheckedBounds(const TuneBounds& bounds) {
+  const char* const measure = MeasureName(bounds.skip.measure);
+  CheckBound("target", measure, bounds.skip.target);
+  CheckBound("pv", measure, bounds.skip.pv);
+  CheckBound("round", "l1", bounds.round_l1);
   return bounds;
 }
 

@@ -13,8 +13,8 @@
 
 namespace sparge::impl {
 
-// The default of tuning; that of calibrations is kTargetL1.
-inline constexpr double kTuneTargetL1 = 0.05;
+// The default of tuning; that of calibrations is kTargetL2.
+inline constexpr double kTuneTargetL2 = 0.1;
 
 class Tuner {
  public:

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "src/calibrate/bounds.h"
+
 namespace sparge::impl {
 namespace {
 
@@ -24,14 +26,15 @@ sparge_head_stats Sum(const std::vector<sparge_head_stats>& sequences) {
 
 }  // namespace
 
-double RelativeL1(const std::vector<float>& result, const std::vector<float>& reference) {
+double RelativeError(sparge_measure measure, const std::vector<float>& result, const std::vector<float>& reference) {
   double error = 0, size = 0;
   for (size_t i = 0; i < reference.size(); ++i) {
-    error += std::abs(static_cast<double>(result[i]) - static_cast<double>(reference[i]));
-    size += std::abs(static_cast<double>(reference[i]));
+    const auto want = static_cast<double>(reference[i]);
+    error += InSums(measure, std::abs(static_cast<double>(result[i]) - want));
+    size += InSums(measure, std::abs(want));
   }
   if (size == 0) return error == 0 ? 0.0 : error * std::numeric_limits<double>::infinity();
-  return error / size;
+  return FromSums(measure, error / size);
 }
 
 void HeadVerifier::Run(Asked slice, std::vector<float>& o, sparge_head_stats* stats) const {
@@ -68,14 +71,14 @@ HeadErrors HeadVerifier::Verify(int64_t head, const sparge_tuned_head& setting, 
   std::vector<float> o;
   std::vector<sparge_head_stats> sequences(static_cast<size_t>(slice.desc.batch));
   Run(slice, o, sequences.data());
-  const double l1 = RelativeL1(o, dense);
+  const double plain = RelativeError(measure_, o, dense);
   if (!std::isinf(setting.params.pv_skip)) {
     slice.desc.params.pv_skip = setting.params.pv_skip;
     Run(slice, o, sequences.data());
   }
   const sparge_head_stats stats = Sum(sequences);
   const double qk = Share(stats.qk_computed, stats.qk_eligible);
-  return {l1, RelativeL1(o, dense), 1.0 - qk, 0.5 * (qk + Share(stats.pv_computed, stats.pv_eligible))};
+  return {plain, RelativeError(measure_, o, dense), 1.0 - qk, 0.5 * (qk + Share(stats.pv_computed, stats.pv_eligible))};
 }
 
 }  // namespace sparge::impl

@@ -17,20 +17,20 @@ struct Spent {
   double int8_dense_ms = 0, int8_dense_tiles = 0;
 };
 
-// sum |o - ref| / sum |ref|. Reference all zero: 0 if the result is too, else infinity. NaN in either makes it NaN: a
-// broken result must not look good.
-double RelativeL1(const std::vector<float>& result, const std::vector<float>& reference);
+// Reference all zero: 0 if the result is too, else infinity. NaN in either makes it NaN: a broken result must not look
+// good.
+double RelativeError(sparge_measure measure, const std::vector<float>& result, const std::vector<float>& reference);
 
 // One setting on one sample.
 struct HeadErrors {
-  double l1 = 0, pv_l1 = 0;  // without and with PV skip, against dense of the same precision
+  double error = 0, pv_error = 0;  // without and with PV skip, against dense of the same precision
   double sparsity = 0, work = 1;
 };
 
 class HeadVerifier {
  public:
-  HeadVerifier(Runner& runner, const TuneSample& sample, const Asked& asked, Spent& spent)
-      : runner_(runner), sample_(sample), asked_(asked), spent_(spent) {}
+  HeadVerifier(Runner& runner, const TuneSample& sample, const Asked& asked, sparge_measure measure, Spent& spent)
+      : runner_(runner), sample_(sample), asked_(asked), measure_(measure), spent_(spent) {}
 
   // `dense` is the result of RunDense in the precision of the setting, kept by the caller: filled if it is empty.
   HeadErrors Verify(int64_t head, const sparge_tuned_head& setting, std::vector<float>& dense) const;
@@ -43,6 +43,7 @@ class HeadVerifier {
   Runner& runner_;
   const TuneSample& sample_;
   const Asked& asked_;
+  const sparge_measure measure_;
   Spent& spent_;
 };
 

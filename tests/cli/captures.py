@@ -41,7 +41,7 @@ def write_capture(path, q, k, v, causal=False):
 
 
 def head(index, precision="int8", theta=0.3, tau=0.9, pv_skip=8.0, dense=False, select="cdf"):
-    measured = {"sparsity": 0.5, "work": 0.5, "l1": 0.01, "pv_l1": 0.01, "round_l1": 0.01, "verified_on": 1}
+    measured = {"sparsity": 0.5, "work": 0.5, "error": 0.01, "pv_error": 0.01, "round_l1": 0.01, "verified_on": 1}
     if dense:
         tau, pv_skip = 1, "off"
     return {"head": index, "precision": precision, "select": "all" if dense else select, "theta": theta, "tau": tau,
@@ -54,7 +54,7 @@ def layer(heads, kv_heads=1, qk_dim=32, v_dim=32, causal=False):
 
 
 def write_preset(path, layers, target_l1=0.5, pv_l1=0.5, round_l1=0.5, **fields):
-    preset = {"format": "sparge-preset", "version": 2, "made_by": "a test",
+    preset = {"format": "sparge-preset", "version": 3, "made_by": "a test",
               "bounds": {"target_l1": target_l1, "pv_l1": pv_l1, "round_l1": round_l1},
               "predictor": "keys", "seed": 0, "layers": layers}
     path.write_text(json.dumps({**preset, **fields}))

@@ -145,17 +145,26 @@ class Auto(PresetCase):
     tokens = 2048
 
     def test_errors_stay_within_what_was_named(self):
-        flags = ("--target-l1", "0.05", "--pv-l1", "0.06", "--json")
-        report = json.loads(self.good("check", "--tensors", self.file, *flags).stdout)
-        file = report["files"][0]
-        self.assertEqual(file["select"], "auto")
-        self.assertEqual(len(file["head_parameters"]), 3)
-        for figures, chosen in zip(file["heads"], file["head_parameters"]):
-            estimate = chosen["estimate"]
-            # Two standard errors hold in 19 of 20 cases; four in all that a test should ever see.
-            self.assertLessEqual(figures["l1"], 0.05 + 4 * estimate["l1_error"])
-            self.assertLessEqual(figures["pv_l1"], 0.06 + 4 * estimate["pv_l1_error"])
-        self.assertGreater(report["total"]["sparsity"], 0)
+        for measure in ("l1", "l2"):
+            flags = (f"--target-{measure}", "0.05", f"--pv-{measure}", "0.06")
+            report = json.loads(self.good("check", "--tensors", self.file, *flags, "--json").stdout)
+            file = report["files"][0]
+            self.assertEqual((file["select"], file["measure"]), ("auto", measure))
+            self.assertEqual(len(file["head_parameters"]), 3)
+            for figures, chosen in zip(file["heads"], file["head_parameters"]):
+                estimate = chosen["estimate"]
+                # Two standard errors hold in 19 of 20 cases; four in all that a test should ever see.
+                self.assertLessEqual(figures[measure], 0.05 + 4 * estimate[f"{measure}_error"])
+                self.assertLessEqual(figures[f"pv_{measure}"], 0.06 + 4 * estimate[f"pv_{measure}_error"])
+            self.assertGreater(report["total"]["sparsity"], 0)
+            # The table has the estimate of a head beside what is true of it.
+            table = self.good("check", "--tensors", self.file, *flags).stdout.splitlines()
+            self.assertIn(f" {measure} ", table[1])
+            for line, figures, chosen in zip(table[2:], file["heads"], file["head_parameters"]):
+                cells = line.split()
+                self.assertEqual(float(cells[-3]), float("%.2e" % figures[f"pv_{measure}"]))
+                if cells[-2] != "-":
+                    self.assertEqual(float(cells[-2]), float("%.2e" % chosen["estimate"][f"pv_{measure}"]))
 
     def test_the_same_seed_gives_the_same_result(self):
         flags = ("--select", "auto", "--seed", "3")
@@ -169,12 +178,12 @@ class Auto(PresetCase):
         """Nothing at all means auto with the library's own bounds, and with an error named, the ratio for the PV skip."""
         plain = self.attend()
         info = json.loads(self.good("info", "--json").stdout)["defaults"]
-        named = self.attend("--select", "auto", "--target-l1", info["target_l1"], "--pv-l1", info["pv_l1"],
+        named = self.attend("--select", "auto", "--target-l2", info["target_l2"], "--pv-l2", info["pv_l2"],
                             "--round-l1", info["round_l1"], "--seed", "0")
         np.testing.assert_array_equal(plain[0], named[0])
         np.testing.assert_array_equal(plain[1], named[1])
         self.assertLess(plain[1].mean(), 1)
-        wide, same = self.attend("--target-l1", "0.1"), self.attend("--target-l1", "0.1", "--pv-l1", 0.1 * info["pv_room"])
+        wide, same = self.attend("--target-l2", "0.1"), self.attend("--target-l2", "0.1", "--pv-l2", 0.1 * info["pv_room"])
         np.testing.assert_array_equal(wide[0], same[0])
         self.assertLess(wide[1].mean(), plain[1].mean())
 
@@ -202,7 +211,7 @@ class Auto(PresetCase):
         report = json.loads(self.good(*page).stdout)
         self.assertEqual(report["total"]["sparsity"], figures["sparsity"])
         self.assertEqual(report["total"]["relative_l1"], checked["total"]["relative_l1"])
-        self.assertEqual(report["swept"], "target_l1")
+        self.assertEqual(report["swept"], "target_l2")
         for found in report["heads"]:
             sparsity = [point["sparsity"] for point in found["frontier"]]
             self.assertGreater(max(sparsity), min(sparsity))
@@ -233,7 +242,7 @@ class Auto(PresetCase):
         self.assertEqual(figures["total"]["sparsity"], 0)
         self.assertEqual({h["precision"] for h in figures["files"][0]["head_parameters"]}, {"fp32"})
         run = ("run", "--tensors", self.file, "--out", self.path("o.npy"), "--target-l1", "0")
-        self.refused(*run, "--round-l1", "0.1", says=("round_l1=0.1", "target_l1=0"))
+        self.refused(*run, "--round-l1", "0.1", says=("round_l1=0.1", "a target of 0"))
 
     def test_precision_is_honoured(self):
         for precision in ("int8", "int16", "fp32"):
@@ -245,7 +254,7 @@ class Auto(PresetCase):
         for flags in (("--tau", "0.9"), ("--theta", "0.1"), ("--topk", "0.5"), ("--pv-skip", "5"), ("--predictor", "keys")):
             with self.subTest(flags):
                 self.refused(*run, "--select", "auto", *flags, says=flags[:1])
-        for flag in ("--target-l1", "--pv-l1", "--round-l1", "--seed", "--warm"):
+        for flag in ("--target-l2", "--pv-l2", "--target-l1", "--pv-l1", "--round-l1", "--seed", "--warm"):
             self.refused(*run, "--select", "cdf", flag, "1", says=(flag, "--select auto"))
             self.refused(*run, flag, "-1", says=(flag, "-1"))
         self.refused(*run, "--select", "auto", "--target-l1", "0.1", "--pv-l1", "0.05", says=("--pv-l1",))

@@ -9,8 +9,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   sparge::impl::LayerSettings settings{};
-  settings.target_l1 = 0.015;
-  settings.pv_l1 = 0.01875;
+  settings.bounds = {SPARGE_MEASURE_L2, 0.03, 0.0375};
   settings.round_l1 = 0.05;
   settings.remembers = true;
   sparge::impl::Layer layer(settings);

@@ -85,29 +85,41 @@ SAFETENSORS = {
 
 def preset(change=None, **top):
     """A good preset of one layer with a sparse and a dense head; `change` edits it, `top` replaces fields."""
-    measured = {"sparsity": 0.5, "work": 0.5, "l1": 0.04, "pv_l1": 0.05, "round_l1": 0.01, "verified_on": 1}
+    measured = {"sparsity": 0.5, "work": 0.5, "error": 0.04, "pv_error": 0.05, "round_l1": 0.01, "verified_on": 1}
     sparse = {"head": 0, "precision": "int8", "select": "floor", "theta": 0.3, "tau": 0.9, "pv_skip": 8.5,
               "measured": measured}
     dense = {"head": 1, "precision": "int16", "select": "all", "theta": 0.0, "tau": 1, "pv_skip": "off",
-             "measured": {**measured, "sparsity": 0, "work": 1, "l1": 0, "pv_l1": 0}}
+             "measured": {**measured, "sparsity": 0, "work": 1, "error": 0, "pv_error": 0}}
     layer = {"q_heads": 2, "kv_heads": 1, "qk_dim": 64, "v_dim": 32, "causal": True, "samples": ["a"],
              "held_out": ["b"], "heads": [sparse, dense]}
-    whole = {"format": "sparge-preset", "version": 2, "made_by": "corpus",
-             "bounds": {"target_l1": 0.05, "pv_l1": 0.06, "round_l1": 0.05}, "predictor": "keys", "seed": 7,
+    whole = {"format": "sparge-preset", "version": 3, "made_by": "corpus",
+             "bounds": {"target_l2": 0.05, "pv_l2": 0.06, "round_l1": 0.05}, "predictor": "keys", "seed": 7,
              "layers": {"layer.0": layer}}
     if change:
         change(whole, layer, sparse)
     return json.dumps({**whole, **top}).encode()
 
 
-def version_1(whole):
-    """The same as it was written before bounds and errors had the names of the library."""
-    return whole.replace(b'"version": 2', b'"version": 1').replace(b'"target_l1"', b'"l1"').replace(b'"pv_l1"', b'"l2"')
+L1 = {"target_l1": 0.05, "pv_l1": 0.06, "round_l1": 0.05}
+
+
+def version_2():
+    """As it was written before there was a second measure."""
+    old = preset(version=2, bounds=L1)
+    return old.replace(b'"error"', b'"l1"').replace(b'"pv_error"', b'"pv_l1"')
+
+
+def version_1():
+    """As it was written before bounds and errors had the names of the library."""
+    old = version_2().replace(b'"version": 2', b'"version": 1')
+    return old.replace(b'"target_l1"', b'"l1"').replace(b'"pv_l1"', b'"l2"')
 
 
 PRESET = {
     "ok_one": preset(),
-    "ok_version_1": version_1(preset()),
+    "ok_version_1": version_1(),
+    "ok_version_2": version_2(),
+    "ok_l1": preset(bounds=L1),
     "ok_no_layers": preset(layers={}),
     "ok_partial": preset(partial={"options": "o", "captures": "c"}),
     "ok_paper": preset(predictor="paper"),
@@ -117,14 +129,15 @@ PRESET = {
     "bad_list": b"[]",
     "bad_format": preset(format="preset"),
     "bad_names": preset(version=1),
-    "bad_version": preset(version=3),
-    "bad_version_text": preset(version="2"),
+    "bad_version": preset(version=4),
+    "bad_two_measures": preset(bounds={**L1, "target_l2": 0.05}),
+    "bad_version_text": preset(version="3"),
     "bad_nesting": b"[" * 200,
     "bad_utf8": preset(made_by="?").replace(b"?", b"\xff"),
     "bad_duplicate": preset().replace(b'"seed": 7', b'"seed": 7, "seed": 7'),
     "bad_unknown_field": preset(color="red"),
     "bad_seed": preset(seed=-1),
-    "bad_bounds": preset(bounds={"target_l1": 0.05, "pv_l1": "small", "round_l1": 0.05}),
+    "bad_bounds": preset(bounds={"target_l2": 0.05, "pv_l2": "small", "round_l1": 0.05}),
     "bad_layers": preset(layers=[]),
     "bad_head_count": preset(lambda whole, layer, head: layer["heads"].pop()),
     "bad_head_order": preset(lambda whole, layer, head: layer["heads"].reverse()),
@@ -140,22 +153,25 @@ PRESET = {
 
 
 
-def calibration(magic=b"spargeC2", heads=1, grid=64 + 1000 * 8 + 1000000 * 14, numbers=None, choice=(0, 0, 0, 0, 0)):
-    """What src/calibrate/calibration.cc saves: header, then per head its numbers and its choice."""
-    numbers = [0.0] * 3715 if numbers is None else numbers
-    head = struct.pack("<%dd5i" % len(numbers), *numbers, *choice)
-    return magic + struct.pack("<QQQQd", heads, 7, 3, grid, 0.05) + head * min(heads, 4)
+def calibration(
+    magic=b"spargeC4", heads=1, grid=64 + 1000 * 8 + 1000000 * 14, measure=1, numbers=(0.0,) * 5297, choice=(0,) * 7
+):
+    """What src/calibrate/saved.cc saves: header, then per head its numbers and its choice."""
+    head = struct.pack("<%dd7i" % len(numbers), *numbers, *choice)
+    return magic + struct.pack("<QQQQQd", heads, 7, 3, grid, measure, 0.05) + head * min(heads, 4)
 
 
 CALIBRATION = {
     "ok_new": calibration(),
     "ok_two": calibration(heads=2),
-    "ok_chosen": calibration(numbers=[0.02, 0.025] + [1.5] * 3713, choice=(1, 2, 30, 5, 1)),
+    "ok_chosen": calibration(numbers=(0.02, 0.025) + (1.5,) * 5295, choice=(1, 2, 30, 5, 2, 30, 1)),
+    "ok_l1": calibration(measure=0),
     "bad_magic": calibration(magic=b"spargeC0"),
     "bad_heads": calibration(heads=9),
     "bad_grid": calibration(grid=1),
-    "bad_nan": calibration(numbers=[float("nan")] * 3715),
-    "bad_choice": calibration(choice=(0, 8, 0, 0, 0)),
+    "bad_measure": calibration(measure=2),
+    "bad_nan": calibration(numbers=(float("nan"),) * 5297),
+    "bad_choice": calibration(choice=(0, 8, 0, 0, 0, 0, 0)),
     "bad_short": calibration()[:100],
 }
 
@@ -166,9 +182,9 @@ def kind(q_heads=1, kv_heads=1, qk_dim=64, v_dim=64, causal=1, most_queries=512,
     return struct.pack("<6qQ", q_heads, kv_heads, qk_dim, v_dim, causal, most_queries, length) + saved
 
 
-def layer(*kinds, magic=b"spargeL1", bounds=(0.015, 0.01875, 0.05), seed=0, count=None):
+def layer(*kinds, magic=b"spargeL2", measure=1, bounds=(0.03, 0.0375, 0.05), seed=0, count=None):
     """What src/layer/saved.cc writes: header, then the kinds."""
-    header = magic + struct.pack("<3dQQ", *bounds, seed, len(kinds) if count is None else count)
+    header = magic + struct.pack("<Q3dQQ", measure, *bounds, seed, len(kinds) if count is None else count)
     return header + b"".join(kinds)
 
 
@@ -178,6 +194,7 @@ LAYER = {
     "ok_calibrated": layer(kind(causal=0), kind(saved=calibration())),
     "bad_magic": layer(magic=b"spargeL0"),
     "bad_bounds": layer(bounds=(0.02, 0.025, 0.05)),
+    "bad_measure": layer(measure=0),
     "bad_seed": layer(seed=1),
     "bad_count": layer(kind(), count=2),
     "bad_many": layer(count=(1 << 64) - 1),
@@ -191,7 +208,7 @@ LAYER = {
     "bad_length": layer(kind(length=(1 << 64) - 1)),
     "bad_other_heads": layer(kind(q_heads=2, saved=calibration())),
     "bad_calibration": layer(kind(saved=calibration()[:100])),
-    "bad_short": layer()[:47],
+    "bad_short": layer()[:55],
     "bad_nothing": b"",
 }
 

@@ -159,7 +159,7 @@ void Calibrations(const sparge::Context& context, const Data& data) {
   calibration.SetBounds(1, 1e-7, 1e-7);
   const sparge::HeadEstimate tight = calibration.Head(1);
   REQUIRE(tight.samples == loose.samples);
-  REQUIRE(tight.state == SPARGE_HEAD_DENSE || tight.l1 < loose.l1);
+  REQUIRE(tight.state == SPARGE_HEAD_DENSE || tight.error < loose.error);
   REQUIRE(calibration.Head(0).params.tau == other.params.tau && calibration.Head(0).state == other.state);
   bool refused = false;
   try {
@@ -171,9 +171,10 @@ void Calibrations(const sparge::Context& context, const Data& data) {
 
   const std::vector<std::byte> saved = calibration.Save();
   const sparge::Calibration loaded(saved);
-  REQUIRE(loaded.Save() == saved && loaded.heads() == kHeads && loaded.Head(1).l1 == tight.l1);
+  REQUIRE(loaded.Save() == saved && loaded.heads() == kHeads && loaded.Head(1).error == tight.error);
   const sparge::CalibrationView view = loaded.view();
-  REQUIRE(view.get() == loaded.get() && view.heads() == kHeads && view.Head(0).l1 == other.l1 && view.Save() == saved);
+  REQUIRE(view.get() == loaded.get() && view.heads() == kHeads && view.Head(0).error == other.error &&
+          view.Save() == saved);
   plan.Run(args);
   plan.Reference(ArgsFor(data, expected, sparge::ViewHeads));
   REQUIRE(Distance(o, expected) < 0.6);
@@ -226,13 +227,13 @@ void Layers(const sparge::Context& context, const Data& data) {
   const std::vector<sparge::CalibrationView> calibrations = layer.Calibrations();
   REQUIRE(calibrations.size() == 1 && calibrations[0].heads() == kHeads && calibrations[0].Head(1).samples > 0);
   REQUIRE(layer.Heads().size() == 1 && layer.Heads()[0].size() == kHeads);
-  REQUIRE(layer.Heads()[0][1].l1 == calibrations[0].Head(1).l1);
+  REQUIRE(layer.Heads()[0][1].error == calibrations[0].Head(1).error);
 
   const std::vector<std::byte> saved = layer.Save();
   sparge::Layer other(bounds);
   REQUIRE(other.Calibrations().empty() && other.Save() != saved);
   other.Restore(saved);
-  REQUIRE(other.Save() == saved && other.Heads()[0][1].l1 == calibrations[0].Head(1).l1);
+  REQUIRE(other.Save() == saved && other.Heads()[0][1].error == calibrations[0].Head(1).error);
 }
 
 // Three recorded calls, of the same tensors.
@@ -275,7 +276,7 @@ void Tuners(const sparge::Context& context, const Data& data) {
   samples.stops = false;
   REQUIRE(tuner.Run() && tuner.Info().ms > 0);
   const sparge::TunedHead head = tuner.Head(1);
-  REQUIRE(head.verified_on == verified && head.work > 0 && head.work <= 1 && head.pv_l1 <= 1);
+  REQUIRE(head.verified_on == verified && head.work > 0 && head.work <= 1 && head.pv_error <= 1);
 
   // What was found, as the preset of a layer.
   sparge::LayerPreset preset;

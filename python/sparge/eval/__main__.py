@@ -26,8 +26,9 @@ def _parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=summary, description=summary)
         add_arguments(verb)
         verb.add_argument("--threads", type=int, default=0, help="default: as many as PyTorch takes")
-        bound = _core.TARGET_L1
-        verb.add_argument("--target-l1", type=float, default=bound, help=f"error per head that skipping may cause; default {bound:g}")
+        text = f"relative L2 error per head that skipping may cause; default {_core.TARGET_L2:g}"
+        verb.add_argument("--target-l2", type=float, help=text)
+        verb.add_argument("--target-l1", type=float, help="a bound of the relative L1 error instead")
         verb.add_argument("--precision", choices=("int8", "int16", "fp32"), help="default int8")
         verb.add_argument("--preset", help="of `sparge tune`, instead of calibrations")
         verb.add_argument("--json", metavar="FILE", help="the figures, to a file or, with -, to stdout")

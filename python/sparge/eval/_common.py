@@ -87,6 +87,18 @@ def token_ids(tokenizer: Any, path: str, length: int, windows: int = 1) -> list[
     return [ids[i * length : (i + 1) * length][None] for i in range(min(windows, len(ids) // length))]
 
 
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """How exactly, as the flags say it: of sparge.torch.Settings."""
+    return {name: getattr(options, name) for name in ("target_l2", "target_l1", "precision", "preset")}
+
+
+def said(options: argparse.Namespace) -> dict[str, Any]:
+    """The same for reports, with the defaults in force."""
+    own = options.target_l1 is None and options.target_l2 is None and options.preset is None
+    default = {"target_l2": sparge._core.TARGET_L2} if own else {}
+    return {**settings(options), **default, "precision": options.precision or "int8"}
+
+
 @contextlib.contextmanager
 def attention(model: Any, kind: str, options: argparse.Namespace) -> Iterator[None]:
     """While open, the model attends by `kind`: "dense" is sdpa, "sparse" is sparge with these options, begun anew."""
@@ -94,7 +106,7 @@ def attention(model: Any, kind: str, options: argparse.Namespace) -> Iterator[No
 
     before = model.config._attn_implementation
     if kind == "sparse":
-        integration.configure(model, target_l1=options.target_l1, precision=options.precision, preset=options.preset)
+        integration.configure(model, **settings(options))
     model.set_attn_implementation("sdpa" if kind == "dense" else "sparge")
     try:
         yield

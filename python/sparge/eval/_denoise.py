@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ._common import Failed, progress, say, set_threads, table
+from ._common import Failed, progress, said, say, set_threads, settings, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,8 +84,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     begin = time.perf_counter()
     dense = denoise(model, latents, options.steps, "dense")
     dense_s = time.perf_counter() - begin
-    settings = dict(target_l1=options.target_l1, precision=options.precision, preset=options.preset)
-    with integration.enable(model, dense_steps=options.dense_steps, **settings) as enabled:
+    with integration.enable(model, dense_steps=options.dense_steps, **settings(options)) as enabled:
         begin = time.perf_counter()
         sparse = denoise(model, latents, options.steps, "sparse")
         sparse_s = time.perf_counter() - begin
@@ -97,5 +96,5 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             ("sparse", f"{sparse_s:.2f}", f"{dense_s / sparse_s:.2f}x", f"{error:.4f}", f"{total.sparsity:.1%}")]  # fmt: skip
     say(table(rows))
     return {"verb": "denoise", "model": options.model, "grid": grid, "steps": options.steps, "dense_steps": options.dense_steps,
-            "target_l1": options.target_l1, "dense_s": dense_s, "sparse_s": sparse_s, "relative_l1": error,
+            **said(options), "dense_s": dense_s, "sparse_s": sparse_s, "relative_l1": error,
             "sparsity": total.sparsity}  # fmt: skip

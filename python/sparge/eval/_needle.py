@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ._common import Failed, add_model_argument, attention, load_model, progress, say, set_threads, sparsity, table
+from ._common import Failed, add_model_argument, attention, load_model, progress, said, say, set_threads, sparsity, table
 from ._haystack import sentences
 
 _NEEDLE = "The secret number of the blue house is {number}. Remember it: the secret number of the blue house is {number}."
@@ -150,7 +150,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.png:
         _draw(options.png, mean, lengths, depths)
     return {"verb": "needle", "model": options.model, "lengths": lengths, "depths": depths, "needles": options.needles,
-            "target_l1": options.target_l1, "sparsity": sparsity(model), "found": found, "probability": mean}  # fmt: skip
+            **said(options), "sparsity": sparsity(model), "found": found, "probability": mean}  # fmt: skip
 
 
 def _grid(cells: list[Cell], values: list[float], lengths: list[int], depths: list[float]) -> list[list[float]]:

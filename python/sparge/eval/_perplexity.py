@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ._common import Failed, add_model_argument, attention, load_model, progress, say, set_threads, sparsity, table, token_ids
+from ._common import Failed, add_model_argument, attention, load_model, progress, said, say, set_threads, sparsity, table, token_ids
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +43,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = load_model(options.model)
     windows = token_ids(tokenizer, options.text, options.length, options.windows)
     figures: dict[str, Any] = {"verb": "perplexity", "model": options.model, "length": options.length,
-                               "windows": len(windows), "target_l1": options.target_l1,
-                               "precision": options.precision or "int8"}  # fmt: skip
+                               "windows": len(windows), **said(options)}  # fmt: skip
     for kind in ("dense", "sparse"):
         with attention(model, kind, options):
             losses = [negative_log_likelihood(model, ids) for ids in progress(windows, kind)]

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator
 
 import torch
 
-from ._common import Failed, add_model_argument, attention, load_model, progress, say, set_threads, sparsity, table, token_ids
+from ._common import Failed, add_model_argument, attention, load_model, progress, said, say, set_threads, sparsity, table, token_ids
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,5 +75,5 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     say(table(rows))
     say(f"sparsity {sparsity(model):.1%}, {options.length} tokens, {torch.get_num_threads()} threads")
     seconds = {kind.replace(", ", "_").replace(" ", "_"): {"prefill_s": b[0], "attention_s": b[1]} for kind, b in best.items()}
-    return {"verb": "prefill", "model": options.model, "length": options.length, "target_l1": options.target_l1,
+    return {"verb": "prefill", "model": options.model, "length": options.length, **said(options),
             "rounds": options.rounds, "sparsity": sparsity(model), **seconds}  # fmt: skip

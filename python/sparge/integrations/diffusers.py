@@ -1,13 +1,13 @@
 """diffusers: sparse attention for its transformers (Flux, SD3, CogVideoX, Mochi, Wan, HunyuanVideo, LTX, and others).
 
     from sparge.integrations import diffusers as sparge_diffusers
-    with sparge_diffusers.enable(pipe.transformer, target_l1=0.02) as enabled:
+    with sparge_diffusers.enable(pipe.transformer, target_l2=0.05) as enabled:
         pipe(...)
     print(enabled.summary())
 
 or, by diffusers' own name for it:
 
-    sparge_diffusers.register(target_l1=0.02)
+    sparge_diffusers.register(target_l2=0.05)
     pipe.transformer.set_attention_backend("sparge")
     pipe(...)
     print(sparge_diffusers.enabled(pipe.transformer).summary())
@@ -25,7 +25,6 @@ from typing import Any, Callable, Mapping
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .. import _core
 from .. import torch as _torch
 from .._layers import Layer, Settings, summary
 from ._grids import Grid, GridFunction, hilbert_index, known_model
@@ -412,7 +411,7 @@ def _redirect_processors(transformer: torch.nn.Module, undo: contextlib.ExitStac
 def enable(
     transformer: torch.nn.Module,
     *,
-    target_l1: float = _core.TARGET_L1,
+    target_l2: float | None = None,
     cross_attention: bool = False,
     dense_steps: int = 0,
     hilbert: bool = True,
@@ -421,12 +420,12 @@ def enable(
 ) -> Enabled:
     """Runs the attention of a diffusers transformer (`pipe.transformer`) here, until `disable()` of what it gives.
 
-      target_l1        relative L1 error per head that skipping may cause; 0 = exact
+      target_l2        relative L2 error per head that skipping may cause; 0 = exact
       cross_attention  also where the keys are those of the text; it has few keys, so there is little to skip
       dense_steps      so many first denoising steps, which lay out the picture, compute everything
       hilbert          order image and video tokens along a Hilbert curve, so that blocks are alike; same result
       grid             for transformers that are not known: a function (config, arguments of forward by name) -> Grid
-      **settings       as sparge.torch.Settings: pv_l1, round_l1, precision, preset, seed
+      **settings       as sparge.torch.Settings: target_l1, pv_l2, round_l1, precision, preset, seed
 
     Each attention module has a Layer with a calibration of its own, which learns from step to step.
     """
@@ -436,7 +435,7 @@ def enable(
         raise ValueError(f"transformer: this {type(transformer).__name__} is enabled already; disable() it first")
     if dense_steps < 0:
         raise ValueError(f"dense_steps={dense_steps} is below 0")
-    return Enabled(transformer, Settings(target_l1=target_l1, **settings), cross_attention, dense_steps, hilbert, grid)
+    return Enabled(transformer, Settings(target_l2=target_l2, **settings), cross_attention, dense_steps, hilbert, grid)
 
 
 def enabled(transformer: torch.nn.Module) -> Enabled | None:

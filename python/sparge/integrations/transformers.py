@@ -5,7 +5,7 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="sparge")
 
 Each attention module keeps a calibration of its own. Other settings than the default, or a preset:
-`st.configure(model, target_l1=0.01)`, `st.configure(model, preset="preset.json")`. What happened: `print(st.summary(model))`.
+`st.configure(model, target_l2=0.02)`, `st.configure(model, preset="preset.json")`. What happened: `print(st.summary(model))`.
 """
 
 from __future__ import annotations
