@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Does the named error hold? Heads of many structures, calibrations that are kept while the input changes.
 
-  PYTHONPATH=build/test/python:python python3 bench/trust.py [--heads 24] [--tokens 4096] [--measure l1 --target 0.015]
+  python3 bench/trust.py [--heads 24] [--tokens 4096] [--measure l1 --target 0.015]     # with the package installed
 
-Prints, per structure, how many heads of a first call are over the bound, by how much the worst, what was skipped, and how
-many have an error of at most 1.3 times the library's own estimate; then the errors of calls after a change of the input;
-then what samples cost, which needs a quiet machine.
+Prints, per structure, how many heads of a first call are over the bound, by how much the worst, what was skipped, and of the
+heads that skip, how many are within the limit that the library names, how many it calls known, and how many of these are
+within 1.3 times of what it says; then the errors of calls after a change of the input; then what samples cost, which needs a
+quiet machine. With --captures only the heads of a recording (docs/python-tuning.md): one calibration per layer, one call per
+sample. That needs the package safetensors.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Callable, Iterator
 
 import numpy as np
@@ -121,20 +124,42 @@ def errors(out: np.ndarray, want: np.ndarray, measure: str) -> np.ndarray:
     return np.sqrt(np.square(out - want, dtype=np.float64).sum((1, 2)) / np.square(want, dtype=np.float64).sum((1, 2)))
 
 
-def new_calibration(args: argparse.Namespace) -> sparge.Calibration:
-    return sparge.Calibration(TOGETHER, **{f"target_{args.measure}": args.target})
+def new_calibration(args: argparse.Namespace, heads: int = TOGETHER) -> sparge.Calibration:
+    return sparge.Calibration(heads, **{f"target_{args.measure}": args.target})
 
 
-def measure(heads: Heads, calibration: sparge.Calibration) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of one call: error that skipping caused per head, estimate, sparsity."""
+def measure(heads: Heads, calibration: sparge.Calibration) -> tuple[np.ndarray, np.ndarray, list[sparge.HeadEstimate]]:
+    """Of one call: error that skipping caused per head, sparsity, what the library says."""
     out, stats = sparge.attention(*heads, causal=True, calibration=calibration, return_stats=True)
-    dense = sparge.attention(*heads, causal=True, select="all", precision="int8")
-    estimate = [calibration.head(h).pv_error for h in range(calibration.heads)]
-    return errors(out, dense, calibration.head(0).measure), np.array(estimate), np.array(stats.head_sparsity)
+    estimates = [calibration.head(h) for h in range(calibration.heads)]
+    dense = sparge.attention(*heads, causal=True, select="all", precision=[e.precision for e in estimates])
+    return errors(out, dense, estimates[0].measure), np.array(stats.head_sparsity), estimates
+
+
+def print_titles(first: str) -> None:
+    print(f"{first:<20} {'>1.2':>6} {'>2':>6} {'worst':>7} {'sparsity':>8} {'below limit':>11} {'known':>6} {'right':>6}"
+          "   (errors in bounds)")  # fmt: skip
+
+
+def recorded(args: argparse.Namespace) -> None:
+    """Causal samples of a recording: the calls of each layer one after the other."""
+    from safetensors.numpy import load_file
+
+    print_titles("recorded heads")
+    by_call: dict[int, list[tuple[np.ndarray, np.ndarray, list[sparge.HeadEstimate]]]] = {}
+    for folder in sorted(path for path in args.captures.iterdir() if path.is_dir()):
+        calibration = None
+        for call, file in enumerate(sorted(folder.glob("*.safetensors")), 1):
+            tensors = load_file(file)
+            q, k, v = (tensors[name].astype(np.float32) for name in "qkv")
+            calibration = calibration or new_calibration(args, len(q))
+            by_call.setdefault(call, []).append(measure((q, k, v), calibration))
+    for call, found in by_call.items():
+        report(f"call {call}", args.target, *(np.concatenate(parts) for parts in zip(*found)))
 
 
 def first_calls(args: argparse.Namespace) -> None:
-    print(f"{'first call':<20} {'>1.2':>6} {'>2':>6} {'worst':>7} {'sparsity':>8} {'honest':>7}   (errors in bounds)")
+    print_titles("first call")
     for name, make in STRUCTURES.items():
         found = []
         for group in range(args.heads // TOGETHER):
@@ -143,13 +168,19 @@ def first_calls(args: argparse.Namespace) -> None:
         report(name, args.target, *(np.concatenate(parts) for parts in zip(*found)))
 
 
-def report(name: str, target: float, error: np.ndarray, estimate: np.ndarray, sparsity: np.ndarray) -> None:
+def share(which: np.ndarray) -> str:
+    return f"{which.mean():.1%}" if which.size else "-"
+
+
+def report(name: str, target: float, error: np.ndarray, sparsity: np.ndarray, said: np.ndarray) -> None:
     ratio = error / (PV_ROOM * target)
-    # Or so small that it does not matter.
-    honest = error <= 1.3 * np.maximum(estimate, 0.2 * target)
+    skips = np.array([e.state == "sparse" for e in said])
+    below = np.array([true <= e.limit for true, e in zip(error, said)])[skips]
+    known = np.array([e.known for e in said])[skips]
+    right = np.array([max(true, e.pv_error) <= 1.3 * min(true, e.pv_error) for true, e in zip(error, said)])[skips]
     print(
         f"{name:<20} {np.mean(ratio > 1.2):6.1%} {np.mean(ratio > 2):6.1%} {ratio.max():7.2f} {sparsity.mean():8.1%}"
-        f" {honest.mean():7.1%}",
+        f" {share(below):>11} {share(known):>6} {share(right[known]):>6}",
         flush=True,
     )
 
@@ -172,7 +203,7 @@ def follow(args: argparse.Namespace) -> None:
         calibration = new_calibration(args)
         line = []
         for i in range(before + 8):
-            error, _, sparsity = measure(stacked(make(i), args.tokens, args.seed + 1000 + i), calibration)
+            error, sparsity, _ = measure(stacked(make(i), args.tokens, args.seed + 1000 + i), calibration)
             if i >= before - 1:
                 line.append(f"{error.max() / (PV_ROOM * args.target):.2f} ({sparsity.mean():.0%})")
         print(f"{name:<20} {' '.join(line)}", flush=True)
@@ -201,9 +232,14 @@ def main() -> int:
     parser.add_argument("--measure", choices=("l2", "l1"), default="l2")
     parser.add_argument("--target", type=float, default=sparge._core.TARGET_L2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--captures", type=Path, metavar="FOLDER")
     parser.add_argument("--calls", type=int, default=6, help="of which the cost is shown")
     args = parser.parse_args()
-    print(f"sparge {sparge.__version__}, {args.tokens} tokens of {DIM}, causal, target_{args.measure} {args.target:g}, pv {PV_ROOM * args.target:g}")
+    what = args.captures or f"{args.tokens} tokens of {DIM}"
+    print(f"sparge {sparge.__version__}, {what}, causal, target_{args.measure} {args.target:g}, pv {PV_ROOM * args.target:g}")
+    if args.captures:
+        recorded(args)
+        return 0
     first_calls(args)
     follow(args)
     costs(args)

@@ -97,6 +97,10 @@ void TakeChoice(const Layer& layer, int64_t calls, LoadedCall& call) {
   call.per_head = std::move(per_head);
 }
 
+std::string ErrorText(const HeadEstimate& estimate) {
+  return estimate.known != 0 ? Format("%.2e", estimate.pv_error) : Format("<%.1e", estimate.limit);
+}
+
 std::string ChoiceText(const LoadedCall& call) {
   if (!call.automatic || !call.per_head) return "";
   const LayerDesc& layer = call.automatic->layer;
@@ -115,7 +119,7 @@ std::string ChoiceText(const LoadedCall& call) {
   for (size_t i = 0; i < estimates.size(); ++i) {
     const HeadEstimate& e = estimates[i];
     text += Format("%s head %zu %s ", i == 0 ? "" : ";", i, io::PrecisionName(call.per_head->precision[i]));
-    text += e.state == SPARGE_HEAD_SPARSE  ? Format("sparsity %.1f %%, error %.2g", 100 * e.sparsity, e.pv_error)
+    text += e.state == SPARGE_HEAD_SPARSE ? Format("sparsity %.1f %%, error %s", 100 * e.sparsity, ErrorText(e).c_str())
             : e.state == SPARGE_HEAD_DENSE ? "dense"
                                            : "dense, too few rows measured yet";
     unknown = unknown || e.state == SPARGE_HEAD_UNKNOWN;

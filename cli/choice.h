@@ -33,6 +33,8 @@ class HeadChooser {
 void TakeChoice(const Layer& layer, int64_t calls, LoadedCall& call);
 // One line on that; empty without.
 std::string ChoiceText(const LoadedCall& call);
+// The error of a head with PV skip if it is known, else what it is below: "<3.1e-02".
+std::string ErrorText(const HeadEstimate& estimate);
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_CHOICE_H_

@@ -73,7 +73,7 @@ std::string TableLine(const std::string& name, const StageErrors& errors, sparge
 std::string EstimateText(const FileResult& result, size_t index) {
   if (result.estimates.empty()) return "-";
   const HeadEstimate& estimate = result.estimates[index % static_cast<size_t>(result.heads_per_batch)];
-  return estimate.state == SPARGE_HEAD_SPARSE ? Format("%.2e", estimate.pv_error) : "-";
+  return estimate.state == SPARGE_HEAD_SPARSE ? ErrorText(estimate) : "-";
 }
 
 std::string LineName(const FileResult& result, size_t index) {

@@ -61,6 +61,8 @@ Json EstimateJson(const HeadEstimate& e) {
   const std::string measure = sparge_measure_name(e.measure);
   add(measure, e.error, e.error_se);
   add("pv_" + measure, e.pv_error, e.pv_error_se);
+  json["known"] = e.known != 0;
+  json["limit"] = Number(e.limit);
   add("round_l1", e.round_l1, e.round_l1_error);
   json["sparsity"] = Number(e.sparsity);
   json["work"] = Number(e.work);

@@ -245,9 +245,10 @@ void Attention::Compute(const Operands& op) {
 void Attention::WriteStatistics() const {
   std::vector<LayerReport> report;
   for (const auto& [key, layer] : layers_) {
-    LayerReport& line = report.emplace_back(LayerReport{layer.name(), layer.Sums(), {}, {}});
+    LayerReport& line = report.emplace_back(LayerReport{layer.name(), layer.Sums(), {}, {}, {}});
     for (const HeadEstimate& head : layer.Estimates()) {
       line.errors.push_back(head.pv_error);
+      line.limits.push_back(head.limit);
       line.rounding.push_back(head.round_l1);
     }
   }

@@ -27,7 +27,7 @@ void PrintLine(std::FILE* file, const LayerReport& layer) {
   if (layer.errors.empty()) {
     std::fprintf(file, "        -        -        -\n");
   } else {
-    std::fprintf(file, " %8.4f %8.4f %8.4f\n", Mean(layer.errors), Most(layer.errors), Mean(layer.rounding));
+    std::fprintf(file, " %8.4f %8.4f %8.4f\n", Mean(layer.errors), Most(layer.limits), Mean(layer.rounding));
   }
 }
 
@@ -41,14 +41,15 @@ void PrintStatistics(const std::string& where, const char* isa, int threads, std
     return;
   }
   std::sort(layers.begin(), layers.end(), ByNumber);
-  LayerReport all{"all layers", {}, {}, {}};
+  LayerReport all{"all layers", {}, {}, {}, {}};
   for (const LayerReport& layer : layers) {
     all.totals.Add(layer.totals);
     all.errors.insert(all.errors.end(), layer.errors.begin(), layer.errors.end());
+    all.limits.insert(all.limits.end(), layer.limits.begin(), layer.limits.end());
     all.rounding.insert(all.rounding.end(), layer.rounding.begin(), layer.rounding.end());
   }
   std::fprintf(file, "sparge: %s, %d threads\n", isa, threads);
-  std::fprintf(file, "%-20s %6s %10s %8s %8s %8s %8s\n", "layer", "calls", "ms", "skipped", "error", "worst",
+  std::fprintf(file, "%-20s %6s %10s %8s %8s %8s %8s\n", "layer", "calls", "ms", "skipped", "error", "at most",
                "rounding");
   for (const LayerReport& layer : layers) PrintLine(file, layer);
   PrintLine(file, all);

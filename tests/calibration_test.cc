@@ -89,7 +89,7 @@ TEST(Calibration, EstimatesAreTheErrorsAndBoundsHold) {
       const TestTensor dense = RunDense(context, p, SPARGE_PRECISION_INT8).o;
       const Result plain = RunChosen(context, p, calibration, false);
       const Result skipped = RunChosen(context, p, calibration, true);
-      int sparse = 0;
+      int sparse = 0, known = 0;
       for (int64_t h = 0; h < 4; ++h) {
         const HeadEstimate head = calibration.Head(h);
         sparse += head.state == SPARGE_HEAD_SPARSE;
@@ -104,11 +104,17 @@ TEST(Calibration, EstimatesAreTheErrorsAndBoundsHold) {
         EXPECT_LE(HeadL1(plain.o, dense, h), 0.05 + 2 * head.error_se);
         EXPECT_LE(HeadL1(skipped.o, dense, h), 0.06 + 2 * head.pv_error_se);
         EXPECT_LT(head.error_se, 0.05 / 3) << "an estimate that says nothing";
+        EXPECT_LE(HeadL1(skipped.o, dense, h), head.limit);
+        known += head.known;
+        if (head.known != 0) {
+          EXPECT_LE(HeadL1(skipped.o, dense, h), SPARGE_KNOWN_WITHIN * head.pv_error);
+        }
         const sparge_head_stats& stats = plain.head_stats[h];
         const double sparsity = 1 - static_cast<double>(stats.qk_computed) / static_cast<double>(stats.qk_eligible);
         EXPECT_NEAR(sparsity, head.sparsity, 0.05);
       }
       EXPECT_GE(sparse, 3) << "nothing was skipped: the test says nothing";
+      EXPECT_GE(known, 1) << "so many rows, and still no error is known";
       EXPECT_GT(plain.stats.sparsity(), 0.1);
       EXPECT_LT(skipped.stats.total.pv_computed, plain.stats.total.pv_computed) << "no lambda was found";
     }

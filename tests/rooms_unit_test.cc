@@ -295,6 +295,41 @@ TEST(Calibration, SamplesWithFewerKeysCountLess) {
   EXPECT_EQ(estimate().samples, 180);
 }
 
+// 96 rows, of which only `skipping` are of blocks that are alike and leave a tile out at all.
+sparge_head_estimate WithRowsThatSkip(int skipping) {
+  Calibration calibration(1, {SPARGE_MEASURE_L2, 0.03, 0.03}, 1.0, 0);
+  std::vector<RowResult> rows(96);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool alike = static_cast<int>(i) < skipping;
+    RowResult& row = rows[i];
+    row.valid = true;
+    row.similarity = alike ? 0.9f : 0.05f;
+    row.size = 1;
+    row.tiles = 100;
+    row.kept.fill(10);
+    row.error.fill(alike ? 1e-6f : 1.0f);  // theta leaves out what is bad
+    row.kept[0] = 100;
+    row.error[0] = 0;
+  }
+  const uint64_t call = calibration.NextCall();
+  Sample sample{};
+  sample.call = call;
+  sample.count = static_cast<int64_t>(rows.size());
+  sample.keys = 4096;
+  calibration.Learn(sample, rows);
+  calibration.Decide(0, call, Follow::kAnew);
+  sparge_head_estimate estimate{};
+  calibration.Describe(0, estimate);
+  return estimate;
+}
+
+TEST(Calibration, AFewRowsThatSkipAreNotBelieved) {
+  EXPECT_EQ(WithRowsThatSkip(12).state, SPARGE_HEAD_DENSE);
+  const sparge_head_estimate believed = WithRowsThatSkip(60);
+  EXPECT_EQ(believed.state, SPARGE_HEAD_SPARSE);
+  EXPECT_GT(believed.params.theta, 0.05);
+}
+
 TEST(Kernel, GridsCannotOverflow) {
   for (const InstructionSet& isa : InstructionSets()) {
     const KernelOps& ops = *isa.ops().kernel;

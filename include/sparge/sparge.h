@@ -379,8 +379,11 @@ typedef enum sparge_head_state {
   SPARGE_HEAD_DENSE = 2 /* nothing faster met the bounds */
 } sparge_head_state;
 
-/* What is in force for one head, and what was measured of it. Errors are estimates from samples; `_error` is their
- * standard error (the true value lies within two of them in about 19 of 20 cases). */
+/* An error is known if samples say that the true one lies within so many times of it. */
+#define SPARGE_KNOWN_WITHIN 1.3
+
+/* What is in force for one head, and what was measured of it. Errors are estimates from samples; `_se` and `_error` are
+ * their standard errors, which few rows make too small: `limit` says how large the error may be. */
 typedef struct sparge_head_estimate {
   size_t struct_size;
   sparge_head_state state;
@@ -408,6 +411,8 @@ typedef struct sparge_head_estimate {
   double sparsity; /* of QK tiles */
   double work;     /* (QK + PV computed) / eligible / 2 */
   sparge_measure measure;
+  int32_t known; /* 1: pv_error is within SPARGE_KNOWN_WITHIN of the true one; 0: all that is known is the limit */
+  double limit;  /* that of 19 of 20 heads are below, with PV skip */
 } sparge_head_estimate;
 
 /* Defaults: target_l2 0.03, pv_l2 negative, round_l1 0.05, seed 0; target_l1 is not named. (Programs of 0.3, whose

@@ -23,6 +23,8 @@ class HeadEstimate:
     error_se: float
     pv_error: float  # with it
     pv_error_se: float
+    known: bool  # whether pv_error is within 1.3 times of the true one; if not, all that is known is
+    limit: float  # below which it is, in 19 of 20 heads
     round_l1: float
     round_l1_se: float
     sparsity: float

@@ -150,6 +150,8 @@ nb::dict DescribeHead(const HeadEstimate& e) {
   d["error_se"] = e.error_se;
   d["pv_error"] = e.pv_error;
   d["pv_error_se"] = e.pv_error_se;
+  d["known"] = e.known != 0;
+  d["limit"] = e.limit;
   d["round_l1"] = e.round_l1;
   d["round_l1_se"] = e.round_l1_error;
   d["sparsity"] = e.sparsity;

@@ -27,20 +27,40 @@ constexpr double kTrifle = 0.1;
 // A call this far beyond the bound, by more than a standard error or so, is no chance.
 constexpr double kAlarm = 1.3;
 // Sparse code has to save this share of the tiles to be worth its prediction.
-constexpr double kWorthwhile = 0.02;
+constexpr double kWorthwhile = 0.08;
 // A choice stays while another one is not cheaper by this share, for a change forgets what is known of lambda.
 constexpr double kLoyalty = 0.02;
 
 // How far below the bound an estimate has to stay, in standard errors: one, and more while rows are so few that the
-// standard error itself is in doubt.
-double Margin(double count) { return 1.0 + 60.0 / count; }
+// standard error itself is in doubt. Rows that skip nothing say nothing: with a theta that few blocks are alike at, all
+// rows but a handful are of this kind.
+double Margin(double skipping_rows) { return 1.0 + 60.0 / skipping_rows; }
+// Fewer rows that skip are not believed at all. With lambda, they skip parts of what is known to be within the bound.
+constexpr double kFewestSkipping = 20;
+constexpr double kFewestLambda = 10;
 
 // Likewise for what a single call says: the standard error of a few rows is hardly known.
 double JudgeMargin(double rows) { return 1.0 + 8.0 / rows; }
 
-bool Meets(const Estimate& estimate, double count, sparge_measure measure, double bound) {
-  return estimate.value + Margin(count) * estimate.error <= InSums(measure, bound) &&
-         estimate.value + kOneInTwenty * estimate.spread <= InSums(measure, SPARGE_SINGLE_CALL * bound);
+// How calls differ is judged from so many on: two say little about it.
+constexpr double kSpreadCalls = 3;
+
+bool Meets(const Estimate& estimate, double skipping_rows, sparge_measure measure, double bound) {
+  const double spread = estimate.calls >= kSpreadCalls ? estimate.spread : 0.0;
+  return estimate.value + Margin(skipping_rows) * estimate.error <= InSums(measure, bound) &&
+         estimate.value + kOneInTwenty * spread <= InSums(measure, SPARGE_SINGLE_CALL * bound);
+}
+
+// Few rows hold most of an error, and a choice is made where it looks small: so it takes more standard errors than one
+// would think until 19 of 20 heads are below a limit, and until what is called known is right (docs/accuracy.md).
+constexpr double kLimitErrors = 7;
+constexpr double kKnownErrors = 5;
+// Errors below this share of the bound are not told apart.
+constexpr double kNegligible = 0.1;
+
+// In terms of the bound: the error that lies so many standard errors above the estimate, differences of calls included.
+double Above(const Estimate& estimate, double errors, sparge_measure measure) {
+  return FromSums(measure, estimate.value + errors * std::hypot(estimate.error, estimate.spread));
 }
 
 using CellSums = std::array<std::array<ErrorSums, kTaus>, kThetas>;
@@ -116,7 +136,8 @@ void LearnCells(const RowResult& row, HeadRecord& head) {
   head.sizes.now.Add(size);
   head.tiles_now[theta] += static_cast<double>(row.tiles);
   for (int tau = 0; tau < kTaus; ++tau) {
-    head.now[theta][tau].Add(static_cast<double>(row.error[tau]), size, static_cast<double>(row.kept[tau]));
+    head.now[theta][tau].AddRow(
+        {static_cast<double>(row.error[tau]), size, static_cast<double>(row.kept[tau]), row.kept[tau] < row.tiles});
   }
 }
 
@@ -124,7 +145,8 @@ void LearnSkips(const RowResult& row, HeadRecord& head) {
   const auto size = static_cast<double>(row.size);
   head.skip_sizes.now.Add(size);
   for (int skip = 0; skip < kSkips; ++skip) {
-    head.skips_now[skip].Add(static_cast<double>(row.skip_error[skip]), size, static_cast<double>(row.skip_kept[skip]));
+    head.skips_now[skip].AddRow({static_cast<double>(row.skip_error[skip]), size,
+                                 static_cast<double>(row.skip_kept[skip]), row.skip_kept[skip] < row.skip_kept[0]});
   }
 }
 
@@ -137,8 +159,11 @@ void ForgetSkips(HeadRecord& head) {
 // The cheapest theta and tau within the bound; tau index 0 always is. The cost falls with tau.
 Cell ChooseCell(const HeadRecord& head) {
   const CellSums now = NowOf(head);
+  // A guess may rest on fewer.
+  const double fewest = head.sizes.Rows() < kFewest ? 1.0 : kFewestSkipping;
   const auto meets = [&](const Errors& errors) {
-    return Meets(EstimateAll(head.sizes, errors), head.sizes.Rows(), head.bounds.measure, head.bounds.target);
+    return errors.Skipping() >= fewest &&
+           Meets(EstimateAll(head.sizes, errors), errors.Skipping(), head.bounds.measure, head.bounds.target);
   };
   const auto at = [&](const Cell& cell) { return Errors{head.past[cell.theta][cell.tau], now[cell.theta][cell.tau]}; };
   Cell best;
@@ -171,16 +196,17 @@ Estimate WithSkip(const HeadRecord& head, int32_t skip, const EstimateOf& estima
   if (skip == 0 || head.skip_sizes.Rows() == 0) return plain;
   const Estimate with = estimate(head.skip_sizes, SkipErrors(head, skip));
   const double added = with.value - estimate(head.skip_sizes, SkipErrors(head, 0)).value;
-  return {plain.value + std::max(added, 0.0), std::max(plain.error, with.error), std::max(plain.spread, with.spread)};
+  return {plain.value + std::max(added, 0.0), std::max(plain.error, with.error), std::max(plain.spread, with.spread),
+          plain.calls};
 }
 
 int32_t ChooseSkip(const HeadRecord& head) {
   int32_t best = 0;
-  const double rows = head.skip_sizes.Rows();
-  if (rows < kFewest / 2 || !Near(head.cell, head.skip_cell)) return best;
+  if (!Near(head.cell, head.skip_cell)) return best;
   for (int32_t skip = 1; skip < kSkips; ++skip) {
-    if (SkipErrors(head, skip).Cost() < SkipErrors(head, best).Cost() &&
-        Meets(WithSkip(head, skip, EstimateAll), rows, head.bounds.measure, head.bounds.pv)) {
+    const Errors errors = SkipErrors(head, skip);
+    if (errors.Skipping() >= kFewestLambda && errors.Cost() < SkipErrors(head, best).Cost() &&
+        Meets(WithSkip(head, skip, EstimateAll), errors.Skipping(), head.bounds.measure, head.bounds.pv)) {
       best = skip;
     }
   }
@@ -300,7 +326,7 @@ void Calibration::Learn(const Sample& sample, std::span<const RowResult> rows) {
     if (skips) LearnSkips(row, head);
     if (!sample.with_rounding || !(row.round_size > 0) || !std::isfinite(row.round_error + row.round_size)) continue;
     head.round_sizes.Add(static_cast<double>(row.round_size));
-    head.rounding.Add(static_cast<double>(row.round_error), static_cast<double>(row.round_size), 0);
+    head.rounding.AddRow({static_cast<double>(row.round_error), static_cast<double>(row.round_size), 0, false});
   }
 }
 
@@ -360,6 +386,8 @@ void Calibration::Describe(int64_t index, sparge_head_estimate& out) const {
   out.error_se = StandardError(measure_, plain);
   out.pv_error = FromSums(measure_, pv.value);
   out.pv_error_se = StandardError(measure_, pv);
+  out.limit = std::max(Above(pv, kLimitErrors, measure_), kNegligible * head.bounds.target);
+  out.known = Above(pv, kKnownErrors, measure_) <= SPARGE_KNOWN_WITHIN * out.pv_error;
   out.round_l1 = rounding.value;
   out.round_l1_error = rounding.error;
   const double qk = Share(cell.Cost(), TilesOf(head));

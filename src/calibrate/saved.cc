@@ -23,7 +23,9 @@ constexpr uint64_t kGrid = kTaus + 1000 * kThetas + 1000000 * kSkips;
 template <class Record, class Visit>
 void VisitNumbers(Record& head, const Visit& visit) {
   const auto size_sums = [&](auto& s) { visit(s.count), visit(s.size), visit(s.size2); };
-  const auto error_sums = [&](auto& e) { visit(e.error), visit(e.error2), visit(e.cross), visit(e.cost); };
+  const auto error_sums = [&](auto& e) {
+    visit(e.error), visit(e.error2), visit(e.cross), visit(e.cost), visit(e.skipping);
+  };
   const auto sizes = [&](auto& s) { size_sums(s.now), size_sums(s.past), visit(s.calls), visit(s.calls2); };
   const auto past = [&](auto& e) { error_sums(e.sums), visit(e.calls2), visit(e.calls_cross); };
   const auto each = [](auto& all, const auto& one) {

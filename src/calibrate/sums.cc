@@ -25,12 +25,17 @@ Ratio RatioOf(const SizeSums& sizes, const ErrorSums& errors) {
   return {ratio, std::sqrt(variance * sizes.count) / sizes.size, variance};
 }
 
+// Beyond this there is more than one call, though older ones count less.
+constexpr double kSingle = 1.25;
+
+double CountCalls(const SizeHistory& sizes) { return sizes.calls + (sizes.now.size > 0 ? 1 : 0); }
+
 // The standard deviation of the ratio between calls, the one at hand included, less what comes from the choice of rows
 // within them.
 double SpreadOfCalls(const SizeHistory& sizes, const Errors& errors, const Ratio& all) {
   const bool counts = sizes.now.size > 0;
-  const double calls = sizes.calls + (counts ? 1 : 0);
-  if (calls < 3) return 0.0;
+  const double calls = CountCalls(sizes);
+  if (calls <= kSingle) return 0.0;
   const double rows = counts ? sizes.now.count : 0.0;
   const double error = errors.now.error * sizes.Unit();
   const double error2 = errors.past.calls2 + error * error;
@@ -44,7 +49,7 @@ double SpreadOfCalls(const SizeHistory& sizes, const Errors& errors, const Ratio
 
 SizeSums InUnits(const SizeSums& s, double unit) { return {s.count, s.size * unit, s.size2 * unit * unit}; }
 ErrorSums InUnits(const ErrorSums& e, double unit) {
-  return {e.error * unit, e.error2 * unit * unit, e.cross * unit * unit, e.cost};
+  return {e.error * unit, e.error2 * unit * unit, e.cross * unit * unit, e.cost, e.skipping};
 }
 }  // namespace
 
@@ -54,11 +59,12 @@ void SizeSums::Add(double row_size) {
   size2 += row_size * row_size;
 }
 
-void ErrorSums::Add(double row_error, double row_size, double row_cost) {
-  error += row_error;
-  error2 += row_error * row_error;
-  cross += row_error * row_size;
-  cost += row_cost;
+void ErrorSums::AddRow(const RowError& row) {
+  error += row.error;
+  error2 += row.error * row.error;
+  cross += row.error * row.size;
+  cost += row.cost;
+  skipping += row.skips ? 1 : 0;
 }
 
 void ErrorSums::Add(const ErrorSums& other) {
@@ -66,6 +72,7 @@ void ErrorSums::Add(const ErrorSums& other) {
   error2 += other.error2;
   cross += other.cross;
   cost += other.cost;
+  skipping += other.skipping;
 }
 
 SizeSums SizeHistory::All() const {
@@ -94,19 +101,20 @@ void ErrorPast::Close(const SizeHistory& sizes, const ErrorSums& now) {
 }
 
 void ErrorPast::Fade(double by) {
-  for (double* sum : {&sums.error, &sums.error2, &sums.cross, &sums.cost, &calls2, &calls_cross}) *sum *= by;
+  for (double* sum : {&sums.error, &sums.error2, &sums.cross, &sums.cost, &sums.skipping, &calls2, &calls_cross})
+    *sum *= by;
 }
 
 Estimate EstimateAll(const SizeHistory& sizes, const Errors& errors) {
   ErrorSums sums = errors.past.sums;
   sums.Add(InUnits(errors.now, sizes.Unit()));
   const Ratio all = RatioOf(sizes.All(), sums);
-  return {all.value, all.error, std::isfinite(all.value) ? SpreadOfCalls(sizes, errors, all) : 0.0};
+  return {all.value, all.error, std::isfinite(all.value) ? SpreadOfCalls(sizes, errors, all) : 0.0, CountCalls(sizes)};
 }
 
 Estimate EstimateOne(const SizeSums& sizes, const ErrorSums& errors) {
   const Ratio ratio = RatioOf(sizes, errors);
-  return {ratio.value, ratio.error, 0.0};
+  return {ratio.value, ratio.error, 0.0, 1.0};
 }
 
 Estimate EstimatePast(const SizeHistory& sizes, const Errors& errors) {

@@ -14,11 +14,16 @@ struct SizeSums {
 
   void Add(double row_size);
 };
-// Of the errors of rows under one choice; `cross` is error * size.
+// What a row has under one choice.
+struct RowError {
+  double error, size, cost;
+  bool skips;  // something is left out: else it has no error whatever the choice is worth
+};
+// Of the errors of rows under one choice; `cross` is error * size, `skipping` the rows that skip.
 struct ErrorSums {
-  double error = 0, error2 = 0, cross = 0, cost = 0;
+  double error = 0, error2 = 0, cross = 0, cost = 0, skipping = 0;
 
-  void Add(double row_error, double row_size, double row_cost);
+  void AddRow(const RowError& row);
   void Add(const ErrorSums& other);
 };
 
@@ -49,12 +54,14 @@ struct Errors {
   ErrorSums now;
 
   double Cost() const { return past.sums.cost + now.cost; }
+  double Skipping() const { return past.sums.skipping + now.skipping; }
 };
 
 struct Estimate {
   double value;   // the ratio
   double error;   // its standard error
-  double spread;  // its standard deviation from call to call; 0 while there are fewer than three
+  double spread;  // its standard deviation from call to call; 0 while there is one
+  double calls;   // that it is over; older ones count less
 };
 // Of plain sums; of all calls; of the calls before the one at hand; of the one at hand.
 Estimate EstimateOne(const SizeSums& sizes, const ErrorSums& errors);

@@ -154,7 +154,7 @@ PRESET = {
 
 
 def calibration(
-    magic=b"spargeC4", heads=1, grid=64 + 1000 * 8 + 1000000 * 14, measure=1, numbers=(0.0,) * 5297, choice=(0,) * 7
+    magic=b"spargeC4", heads=1, grid=64 + 1000 * 8 + 1000000 * 14, measure=1, numbers=(0.0,) * 6350, choice=(0,) * 7
 ):
     """What src/calibrate/saved.cc saves: header, then per head its numbers and its choice."""
     head = struct.pack("<%dd7i" % len(numbers), *numbers, *choice)
@@ -164,13 +164,13 @@ def calibration(
 CALIBRATION = {
     "ok_new": calibration(),
     "ok_two": calibration(heads=2),
-    "ok_chosen": calibration(numbers=(0.02, 0.025) + (1.5,) * 5295, choice=(1, 2, 30, 5, 2, 30, 1)),
+    "ok_chosen": calibration(numbers=(0.02, 0.025) + (1.5,) * 6348, choice=(1, 2, 30, 5, 2, 30, 1)),
     "ok_l1": calibration(measure=0),
     "bad_magic": calibration(magic=b"spargeC0"),
     "bad_heads": calibration(heads=9),
     "bad_grid": calibration(grid=1),
     "bad_measure": calibration(measure=2),
-    "bad_nan": calibration(numbers=(float("nan"),) * 5297),
+    "bad_nan": calibration(numbers=(float("nan"),) * 6350),
     "bad_choice": calibration(choice=(0, 8, 0, 0, 0, 0, 0)),
     "bad_short": calibration()[:100],
 }
