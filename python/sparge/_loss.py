@@ -10,25 +10,26 @@ import random
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from . import _core, _harm
-from ._capture import CaptureWarning, Layers, _exact_layers
+from ._capture import Layers, _exact_layers
 from ._choice import Option, choose
 from ._command import Bar
 from ._harm import SETTINGS, LayerTable
 from ._presets import Preset
 
-if TYPE_CHECKING:
-    import torch
-
 _FORMAT = "sparge-loss-partial"
 _VERIFICATIONS = 4  # at most; each is a pass over the held-out input
+_CHOICES = 16  # at most; some are the same, and verified once
 _CLOSE = 0.85  # of the loss that was asked for: more of it is not worth another verification
 _AIM = 0.95  # a correction aims a little below, because one that lands above is of no use
+_POWERS = (0.25, 2.0)  # of the budget, by which a loss is believed to grow
+_LEAST_SHARE = 0.1  # of the loss: less than that is no measure of how far a budget may grow at once
 _INT16_COST = 1.75  # of a tile in 16 bits against 8 (docs/performance.md)
 
 Tables = dict[str, dict[str, LayerTable]]  # by layer and sample
+Choice = tuple[int, ...]  # for each head, the number of an option
 
 
 class LossWarning(UserWarning):
@@ -62,7 +63,8 @@ def tune_loss(
         work.measure(model, {f"{i:04d}": given[i] for i in tuned_on}, bar, seed, threads, layers=layers, **recording)
         verified = given[tuned_on[0] if held_out is None else held_out]
         names = [] if held_out is None else [f"{held_out:04d}"]
-        found = _Search(model, verified, work, loss, names, seed, bar).run()
+        offers = Offers(work.tables, work.tokens, names, seed)
+        found = _Search(model, verified, offers, loss, bar).run()
     if found.loss > loss:
         warnings.warn(
             f"loss={loss:g} is not reached: the preset loses {found.loss:g} nats per token, the least of what was tried; "
@@ -70,7 +72,7 @@ def tune_loss(
             LossWarning,
             stacklevel=3,
         )
-    found.preset.core.write(os.fspath(out))
+    offers.preset(found.chosen, loss, found.loss).core.write(os.fspath(out))
     work.forget()
     return Preset.read(out)
 
@@ -226,21 +228,21 @@ class _Work:
 # ------------------------------------------------------------------ what is chosen, and verified
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Found:
-    preset: Preset
+    """Parameters that were verified."""
+
+    chosen: Choice
+    budget: float  # what they were chosen with
     loss: float  # measured
-    budget: float  # predicted
 
 
 class _Search:
     """Chooses within a predicted harm, verifies what that gives, and corrects the prediction."""
 
-    def __init__(
-        self, model: Any, value: Any, work: _Work, loss: float, held_out: list[str], seed: int, bar: Bar
-    ) -> None:
-        self._model, self._value, self._work, self._bar = model, value, work, bar
-        self._loss, self._held_out, self._seed = loss, held_out, seed
+    def __init__(self, model: Any, value: Any, offers: Offers, loss: float, bar: Bar) -> None:
+        self._model, self._value, self._offers, self._loss, self._bar = model, value, offers, loss, bar
+        self.tried: list[_Found] = []
 
     def run(self) -> _Found:
         import torch
@@ -249,43 +251,92 @@ class _Search:
         with torch.inference_mode():
             with _exact_layers(self._model):
                 self._exact = _harm.hidden_states(self._model, self._value)
-            tried: list[_Found] = []
             budget = self._loss
-            for number in range(1, _VERIFICATIONS + 1):
-                self._bar.at(number)
-                tried.append(self._verified(budget))
-                if _CLOSE * self._loss <= tried[-1].loss <= self._loss:
+            for _ in range(_CHOICES):
+                self._bar.restart("verifying", _VERIFICATIONS + 1)
+                self._bar.at(1 + self._verified())
+                self.tried.append(self._try(budget))
+                close = _CLOSE * self._loss <= self.tried[-1].loss <= self._loss
+                if close or self._verified() == _VERIFICATIONS:
                     break
-                budget = self._next(tried)
-        within = [found for found in tried if found.loss <= self._loss]
-        best = max(within, key=lambda f: f.budget) if within else min(tried, key=lambda f: f.loss)
+                budget = self._next()
         self._bar.finish()
-        return best
+        within = [found for found in self.tried if found.loss <= self._loss]
+        return max(within, key=lambda f: f.budget) if within else min(self.tried, key=lambda f: f.loss)
 
-    def _next(self, tried: Sequence[_Found]) -> float:
-        """Where the measured loss would be what was asked for: losses grow like a power of the budget, at first like
-        the budget itself."""
-        last, power = tried[-1], 1.0
-        if len(tried) > 1 and last.budget != tried[-2].budget and min(last.loss, tried[-2].loss) > 0:
-            power = math.log(last.loss / tried[-2].loss) / math.log(last.budget / tried[-2].budget)
-            power = min(max(power, 0.5), 2.0)
-        factor = (_AIM * self._loss / max(last.loss, 1e-3 * self._loss)) ** (1 / power)
-        return last.budget * factor
+    def _verified(self) -> int:
+        """How many choices; two budgets may give the same one."""
+        return len({found.chosen for found in self.tried})
 
-    def _verified(self, budget: float) -> _Found:
+    def _next(self) -> float:
+        """Where the measured loss would be what was asked for: it grows like a power of the budget, at first like the
+        budget itself. Between a budget that was too small and one that was too large, if there are both."""
+        last, power = self.tried[-1], 1.0
+        before = self.tried[-2] if len(self.tried) > 1 else last
+        if before.loss != last.loss and min(before.loss, last.loss) > 0:
+            power = math.log(last.loss / before.loss) / math.log(last.budget / before.budget)
+            power = min(max(power, _POWERS[0]), _POWERS[1])
+        guess = last.budget * (_AIM * self._loss / max(last.loss, _LEAST_SHARE * self._loss)) ** (1 / power)
+        low = max((found.budget for found in self.tried if found.loss <= self._loss), default=0.0)
+        high = min((found.budget for found in self.tried if found.loss > self._loss), default=math.inf)
+        if low < guess < high:
+            return guess
+        return math.sqrt(low * high) if low > 0 and high < math.inf else guess
+
+    def _try(self, budget: float) -> _Found:
+        chosen = tuple(choose(self._offers.options, budget))
+        for found in self.tried:
+            if found.chosen == chosen:
+                return _Found(chosen, budget, found.loss)
+        return _Found(chosen, budget, self._measured(self._offers.preset(chosen, self._loss, 0.0)))
+
+    def _measured(self, preset: Preset) -> float:
         from ._layers import Layer, Settings
         from .integrations import transformers as integration
 
-        preset = make_preset(self._work.tables, self._work.tokens, budget, self._loss, 0.0, self._held_out, self._seed)
         settings = Settings(preset=preset)
         with _exact_layers(self._model):
             for name, module in self._model.named_modules():
                 if name in preset.layers:
                     setattr(module, integration._ATTRIBUTE, Layer(name, settings))
             hidden = _harm.hidden_states(self._model, self._value)
-        measured = _harm.divergence(self._model, self._exact, hidden, _harm.flat_mask(self._value, hidden))
-        tables, tokens = self._work.tables, self._work.tokens
-        return _Found(make_preset(tables, tokens, budget, self._loss, measured, self._held_out, self._seed), measured, budget)
+        return _harm.divergence(self._model, self._exact, hidden, _harm.flat_mask(self._value, hidden))
+
+
+class Offers:
+    """What each head may do, and the file that a choice becomes."""
+
+    def __init__(self, tables: Tables, tokens: Mapping[str, int], held_out: list[str], seed: int) -> None:
+        self._tables, self._held_out, self._seed = tables, held_out, seed
+        self._heads = [(layer, head) for layer in sorted(tables) for head in range(len(_any(tables[layer]).heads))]
+        offers = [_head_options(list(tables[layer].values()), head, sum(tokens.values())) for layer, head in self._heads]
+        self.options = [options for options, _ in offers]
+        self._ways = [ways for _, ways in offers]
+
+    def predicted(self, chosen: Choice) -> float:
+        """The loss, in nats per token."""
+        return sum(options[i].harm for options, i in zip(self.options, chosen))
+
+    def preset(self, chosen: Choice, loss: float, measured_loss: float) -> Preset:
+        layers: dict[str, Any] = {}
+        for (layer, head), ways, index in zip(self._heads, self._ways, chosen):
+            samples = self._tables[layer]
+            first = _any(samples)
+            whole = layers.setdefault(
+                layer,
+                {"q_heads": len(first.heads), "kv_heads": first.kv_heads, "qk_dim": first.qk_dim, "v_dim": first.v_dim,
+                 "causal": first.causal, "samples": sorted(samples), "held_out": self._held_out, "heads": []},
+            )  # fmt: skip
+            whole["heads"].append(_head_json(list(samples.values()), head, *ways[index]))
+        bounds = {"loss": loss, "measured_loss": measured_loss}
+        text = {"format": "sparge-preset", "version": 3, "made_by": f"sparge {_core.version()}", "bounds": bounds,
+                "predictor": "keys", "seed": self._seed, "layers": layers}  # fmt: skip
+        return Preset("the preset", json.dumps(text).encode())
+
+
+def _any(samples: Mapping[str, LayerTable]) -> LayerTable:
+    """For what all samples of a layer have in common."""
+    return next(iter(samples.values()))
 
 
 def _head_options(tables: Sequence[LayerTable], head: int, tokens: int) -> tuple[list[Option], list[tuple[str, int]]]:
@@ -300,30 +351,6 @@ def _head_options(tables: Sequence[LayerTable], head: int, tokens: int) -> tuple
             options.append(Option(factor * cost, harm / tokens))
             ways.append((precision, setting))
     return options, ways
-
-
-def make_preset(
-    measured: Tables, tokens: Mapping[str, int], budget: float, loss: float, measured_loss: float,
-    held_out: list[str], seed: int,
-) -> Preset:  # fmt: skip
-    """The cheapest parameters with a predicted loss of `budget`."""
-    heads = [(layer, head) for layer in sorted(measured) for head in range(len(next(iter(measured[layer].values())).heads))]
-    offers = [_head_options(list(measured[layer].values()), head, sum(tokens.values())) for layer, head in heads]
-    chosen = choose([options for options, _ in offers], budget)
-    layers: dict[str, Any] = {}
-    for (layer, head), (_, ways), index in zip(heads, offers, chosen):
-        samples = measured[layer]
-        first = next(iter(samples.values()))
-        whole = layers.setdefault(
-            layer,
-            {"q_heads": len(first.heads), "kv_heads": first.kv_heads, "qk_dim": first.qk_dim, "v_dim": first.v_dim,
-             "causal": first.causal, "samples": sorted(samples), "held_out": held_out, "heads": []},
-        )  # fmt: skip
-        whole["heads"].append(_head_json(list(samples.values()), head, *ways[index]))
-    bounds = {"loss": loss, "measured_loss": measured_loss}
-    text = {"format": "sparge-preset", "version": 3, "made_by": f"sparge {_core.version()}", "bounds": bounds,
-            "predictor": "keys", "seed": seed, "layers": layers}  # fmt: skip
-    return Preset("the preset", json.dumps(text).encode())
 
 
 def _head_json(tables: Sequence[LayerTable], head: int, precision: str, setting: int) -> dict[str, Any]:
