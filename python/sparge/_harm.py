@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
-from . import _attention, _core
+from . import _attention
 from ._capture import _Recorder
 from ._plain import Call, plain
 
@@ -148,7 +148,6 @@ class Graded(_Recorder):
 
     def __init__(self, model: torch.nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.names: list[str] = []  # of the samples of this pass, in order
         self._seen = True  # not while a backward pass computes what was not kept again
         self._calls: dict[tuple[str, str], tuple[dict[str, Any], dict[str, str], int, slice]] = {}
         self._gradients: dict[str, torch.Tensor] = {}
@@ -172,7 +171,8 @@ class Graded(_Recorder):
 
     def _keep(self, layer: str, name: str, tensors: dict[str, Any], metadata: dict[str, str]) -> int:
         self._calls[layer, name] = (tensors, metadata, 0, slice(None))
-        return sum(t.numel() * t.element_size() for t in tensors.values())
+        gradient = 4 * tensors["q"].shape[0] * tensors["q"].shape[1] * tensors["v"].shape[2]
+        return gradient + sum(t.numel() * t.element_size() for t in tensors.values())
 
     def run(self, value: Any, seed: int) -> torch.Tensor:
         """The last hidden states. What was recorded is in `take`."""
