@@ -271,6 +271,7 @@ def loss_of_a_model(tmp_path, monkeypatch):
     with pytest.warns(sparge.LossWarning):
         preset = sparge.tune(model, [ids], loss=0.01, out=tmp_path / "p.json", progress=False)
     assert preset.core.bounds()["loss"] == 0.01
+    assert _harm.Setting(0.25).tau == 0.75 and _harm.Setting(None).pv_skip == float("inf")
     graded = _harm.Graded(model)
     with _harm.differentiable(model), graded:
         graded.run(ids, 0)
