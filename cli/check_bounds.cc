@@ -25,6 +25,11 @@ void BoundsJudge::Add(const std::string& name, const StageErrors& errors) {
             errors.rounding.RelativeL1(),
             Sparsity(errors.stats),
             0};
+  if (bounds.of_loss()) {  // a bound of the model says nothing about a head; a broken result is wrong all the same
+    head.excess = std::isnan(head.error + head.pv_error + head.round_l1) ? std::numeric_limits<double>::infinity() : 0;
+    heads_.push_back(head);
+    return;
+  }
   head.excess = std::max(
       {Excess(head.error, bounds.target), Excess(head.pv_error, bounds.pv), Excess(head.round_l1, bounds.round_l1)});
   heads_.push_back(head);
@@ -44,6 +49,10 @@ double BoundsJudge::MeanSparsity() const {
 
 Json BoundsJudge::Report() const {
   const io::PresetBounds& bounds = preset_.bounds;
+  if (bounds.of_loss()) {
+    return {{"loss", bounds.loss}, {"measured_loss", bounds.measured_loss}, {"heads", heads_.size()},
+            {"judged", false},     {"mean_sparsity", MeanSparsity()},       {"passed", passed()}};
+  }
   const char* const measure = sparge_measure_name(bounds.measure);
   Json json = {{io::TargetName(bounds.measure), bounds.target},
                {io::PvName(bounds.measure), bounds.pv},
@@ -68,6 +77,15 @@ Json BoundsJudge::Report() const {
 
 std::string BoundsJudge::Text() const {
   const io::PresetBounds& bounds = preset_.bounds;
+  if (bounds.of_loss()) {
+    return Format(
+        "bound of the preset: loss %g nats per token of the model (%g when it was made). It is none of single heads, "
+        "so "
+        "their errors are not judged; run the model to see it, or give --max-l1\n"
+        "%zu heads: mean sparsity %.1f %%: %s\n",
+        bounds.loss, bounds.measured_loss, heads_.size(), 100 * MeanSparsity(),
+        passed() ? "finite" : "failed, results are not finite");
+  }
   const char* const measure = sparge_measure_name(bounds.measure);
   std::string text = Format("bounds of the preset: target_%s %g, pv_%s %g, round_l1 %g\n", measure, bounds.target,
                             measure, bounds.pv, bounds.round_l1);

@@ -24,6 +24,7 @@ constexpr int64_t kVersion = 3;
 constexpr size_t kLargestFile = size_t{1} << 28;  // a thousand layers of a thousand heads
 constexpr int kDeepestNesting = 7;                // measured figures of a head lie six levels deep
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+constexpr double kLeastLoss = std::numeric_limits<double>::min();  // 0 says that there is none
 constexpr double kLargest = std::numeric_limits<double>::max();
 
 constexpr std::pair<const char*, sparge_precision> kPrecisions[] = {
@@ -206,6 +207,12 @@ PresetLayer ReadLayer(const Json& json, std::string_view file, const std::string
 
 PresetBounds ReadBounds(const Json& json, std::string_view file, const FieldNames& names) {
   PresetBounds bounds;
+  if (names.version == kVersion && json.is_object() && json.contains("loss")) {
+    const Fields fields(json, file, "bounds: ", {"loss", "measured_loss"});
+    bounds.loss = fields.Number("loss", kLeastLoss, kLargest);
+    bounds.measured_loss = fields.Number("measured_loss", 0, kLargest);
+    return bounds;
+  }
   const bool l2 = names.version == kVersion && json.is_object() && json.contains(TargetName(SPARGE_MEASURE_L2));
   bounds.measure = l2 ? SPARGE_MEASURE_L2 : SPARGE_MEASURE_L1;
   const std::string target = l2 ? TargetName(SPARGE_MEASURE_L2) : names.target_l1;
@@ -215,6 +222,12 @@ PresetBounds ReadBounds(const Json& json, std::string_view file, const FieldName
   bounds.pv = fields.Number(pv, 0, kLargest);
   bounds.round_l1 = fields.Number("round_l1", 0, kLargest);
   return bounds;
+}
+
+Ordered BoundsJson(const PresetBounds& bounds) {
+  if (bounds.of_loss()) return {{"loss", bounds.loss}, {"measured_loss", bounds.measured_loss}};
+  return {
+      {TargetName(bounds.measure), bounds.target}, {PvName(bounds.measure), bounds.pv}, {"round_l1", bounds.round_l1}};
 }
 
 Ordered HeadJson(const PresetHead& head, size_t index) {
@@ -322,14 +335,10 @@ Preset ReadPreset(const std::string& path) {
 }
 
 std::string PresetText(const Preset& preset) {
-  const PresetBounds& bounds = preset.bounds;
   Ordered head = {{"format", kFormat},
                   {"version", kVersion},
                   {"made_by", preset.made_by},
-                  {"bounds",
-                   {{TargetName(bounds.measure), bounds.target},
-                    {PvName(bounds.measure), bounds.pv},
-                    {"round_l1", bounds.round_l1}}},
+                  {"bounds", BoundsJson(preset.bounds)},
                   {"predictor", PredictorName(preset.predictor)},
                   {"seed", preset.seed}};
   if (preset.partial) head["partial"] = {{"options", preset.partial->options}, {"captures", preset.partial->captures}};

@@ -45,9 +45,14 @@ struct PresetPartial {
   std::string options, captures;
 };
 
+// Bounds of the errors of every head, or one bound of what the model as a whole may lose: then heads have none.
 struct PresetBounds {
   sparge_measure measure = SPARGE_MEASURE_L2;
   double target = 0, pv = 0, round_l1 = 0;
+  double loss = 0;           // mean Kullback-Leibler divergence per token, in nats; 0: bounds per head
+  double measured_loss = 0;  // what it was when these parameters were verified
+
+  bool of_loss() const { return loss > 0; }
 };
 
 struct Preset {

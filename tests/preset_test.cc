@@ -97,6 +97,24 @@ TEST(Preset, ReadsOlderVersions) {
   EXPECT_EQ(PresetText(ParsePreset(text, "p.json")), PresetText(Example()));
 }
 
+TEST(Preset, BoundsTheLossOfAModelInstead) {
+  Preset preset = Example();
+  preset.bounds = {};
+  preset.bounds.loss = 1.0 / 300;
+  preset.bounds.measured_loss = 0.003;
+  const std::string text = PresetText(preset);
+  const PresetBounds again = ParsePreset(text, "p.json").bounds;
+  EXPECT_TRUE(again.of_loss());
+  EXPECT_EQ(again.loss, preset.bounds.loss);
+  EXPECT_EQ(again.measured_loss, preset.bounds.measured_loss);
+  EXPECT_EQ(PresetText(ParsePreset(text, "p.json")), text);
+  EXPECT_FALSE(ParsePreset(PresetText(Example()), "p.json").bounds.of_loss());
+  for (const char* older : {"\"version\": 1", "\"version\": 2"}) {
+    EXPECT_THROW(ParsePreset(Replaced(text, "\"version\": 3", older), "p.json"), Error) << older;
+  }
+  EXPECT_THROW(ParsePreset(Replaced(text, "\"measured_loss\"", "\"round_l1\""), "p.json"), Error);
+}
+
 TEST(Preset, SaysItsMeasure) {
   Preset preset = Example();
   preset.bounds.measure = SPARGE_MEASURE_L2;

@@ -19,6 +19,7 @@ from ._layers import Layer, LayerWarning, Settings
 if _TYPE_CHECKING:
     from ._capture import CaptureWarning, capture
     from ._command import CommandError
+    from ._loss import LossWarning
     from ._presets import Preset
     from ._report import report
     from ._tune import tune
@@ -32,6 +33,7 @@ __all__ = [
     "HeadEstimate",
     "Layer",
     "LayerWarning",
+    "LossWarning",
     "Options",
     "Preset",
     "Settings",
@@ -53,6 +55,7 @@ __all__ = [
 _LATER = {
     "CaptureWarning": "_capture",
     "CommandError": "_command",
+    "LossWarning": "_loss",
     "Preset": "_presets",
     "capture": "_capture",
     "report": "_report",

@@ -91,6 +91,9 @@ class _Recorder:
         """One sample of a layer. Returns its bytes."""
         raise NotImplementedError
 
+    def _attach(self, layer: Layer, stack: contextlib.ExitStack) -> None:
+        """What else is to be seen of a layer that is recorded, until `stack` is closed."""
+
     # ------------------------------------------------------------------ opening and closing
 
     def __enter__(self: Self) -> Self:
@@ -103,6 +106,7 @@ class _Recorder:
             for layer in _chosen(layers, self._layers):
                 layer.watchers.append(watcher)
                 stack.callback(layer.watchers.remove, watcher)
+                self._attach(layer, stack)
             stack.callback(self._model.register_forward_pre_hook(lambda *_: self._passes.begin()).remove)
             end = self._model.register_forward_hook(lambda *_: self._passes.end(), always_call=True)
             stack.callback(end.remove)

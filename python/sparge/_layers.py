@@ -116,6 +116,7 @@ class Layer:
 
     def _enlist(self, learned: bytes | None) -> None:
         self.watchers: list[Callable[..., None]] = []  # capture
+        self.graders: list[Callable[..., None]] = []  # see the output that gradients are wanted of (sparge.tune, loss)
         self.handle = next(_handles)
         self._learned = learned
         self._core: _core.Layer | None = None  # until it is called: most modules of a model are no attention

@@ -29,6 +29,7 @@ def tune(
     *,
     target_l1: float | None = None,
     pv_l1: float | None = None,
+    loss: float | None = None,
     captures: Union[str, os.PathLike[str], None] = None,
     seed: int = 0,
     layers: Layers = None,
@@ -48,6 +49,10 @@ def tune(
     pv_l2       the same with PV skip; default 1.2 target_l2
     target_l1, pv_l1   bounds of the relative L1 instead
     round_l1    relative L1 of 8-bit arithmetic beyond which a head takes 16 bits; default 0.05
+    loss        instead of all these, for a causal language model of transformers: what the model as a whole may lose, as
+                mean Kullback-Leibler divergence of its next token from that with exact attention, in nats per token.
+                Spread over the heads where it harms least, and verified on an input that is held out
+                (docs/python-tuning.md)
     captures    keep the recording in this folder. If it is there already, it is used as it is and the model does not
                 run: model and inputs may then be None. Default: in memory
     seed        of sampled rows and held-out samples
@@ -59,10 +64,19 @@ def tune(
     out = Path(out)
     bounds = {"target_l2": target_l2, "pv_l2": pv_l2, "target_l1": target_l1, "pv_l1": pv_l1, "round_l1": round_l1}
     _check(bounds, out)
+    if loss is not None:
+        _check_loss(loss, {**bounds, "captures": captures, "max_samples": max_samples})
     if threads is None and model is not None:
         import torch
 
         threads = torch.get_num_threads()
+    if loss is not None:
+        from ._loss import tune_loss
+
+        return tune_loss(
+            model, inputs, loss, out, seed=seed, layers=layers, restart=restart, threads=threads, progress=progress,
+            **recording,
+        )  # fmt: skip
     options = {"layers": layers, "max_samples": max_samples, **recording}
     with Bar("recording", _count(inputs), progress) as bar:
         if captures is None:
@@ -100,6 +114,12 @@ def _check(bounds: Mapping[str, float | None], out: Path) -> None:
         raise ValueError(f"out={str(out)!r} does not end in .json")
     if not out.absolute().parent.is_dir():
         raise FileNotFoundError(2, "the folder of out does not exist", str(out))
+
+
+def _check_loss(loss: float, others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name}={value} has no effect with loss={loss}")
 
 
 def _count(inputs: Iterable[Any] | None) -> int | None:

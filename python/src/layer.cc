@@ -61,6 +61,21 @@ nb::dict DescribeLayer(const PresetFile& file, const std::string& name) {
   return d;
 }
 
+// As the file has them.
+nb::dict DescribeBounds(const PresetFile& file) {
+  const io::PresetBounds& bounds = file.preset.bounds;
+  nb::dict d;
+  if (bounds.of_loss()) {
+    d["loss"] = bounds.loss;
+    d["measured_loss"] = bounds.measured_loss;
+    return d;
+  }
+  d[io::TargetName(bounds.measure).c_str()] = bounds.target;
+  d[io::PvName(bounds.measure).c_str()] = bounds.pv;
+  d["round_l1"] = bounds.round_l1;
+  return d;
+}
+
 // ------------------------------------------------------------------ layers
 
 void InitLayer(Layer* self, std::optional<double> target_l1, std::optional<double> pv_l1,
@@ -163,7 +178,11 @@ void BindLayer(nb::module_& m) {
   nb::class_<PresetFile>(m, "Preset")
       .def("__init__", &InitPreset, nb::arg("text"), nb::arg("name"))
       .def("names", &NamesOfLayers)
-      .def("layer", &DescribeLayer, nb::arg("name"));
+      .def("layer", &DescribeLayer, nb::arg("name"))
+      .def("bounds", &DescribeBounds)
+      .def(
+          "write", [](const PresetFile& self, const std::string& path) { io::WritePreset(path, self.preset); },
+          nb::arg("path"));
   nb::class_<Layer>(m, "Layer")
       .def("__init__", &InitLayer, nb::kw_only(), nb::arg("target_l1").none(), nb::arg("pv_l1").none(),
            nb::arg("target_l2").none(), nb::arg("pv_l2").none(), nb::arg("round_l1").none(), nb::arg("seed"),

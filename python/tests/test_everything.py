@@ -235,7 +235,8 @@ def recordings(tmp_path, monkeypatch):
 @calls("""sparge.integrations.transformers.register sparge.integrations.transformers.configure
           sparge.integrations.transformers.layers sparge.integrations.transformers.summary
           sparge.integrations.transformers.is_model sparge.integrations.transformers.Mask
-          sparge.integrations.transformers.Mask.written_out""", "transformers")
+          sparge.integrations.transformers.Mask.written_out
+          sparge.integrations.transformers.Mask.is_lower_triangle""", "transformers")
 def models_of_transformers(tmp_path, monkeypatch):
     import torch
     import transformers
@@ -250,7 +251,36 @@ def models_of_transformers(tmp_path, monkeypatch):
     with torch.inference_mode():
         model(torch.ones(1, 80, dtype=torch.long))
     assert st.layers(model) == made and next(iter(made)) in st.summary(model)
-    assert st.Mask((1, 1, 3, 3), True, 0, 0, None).written_out().sum() == 6
+    mask = st.Mask((1, 1, 3, 3), True, 0, 0, None)
+    assert mask.written_out().sum() == 6 and mask.is_lower_triangle()
+
+
+@calls("""sparge.LossWarning sparge.Graded sparge.Graded.run sparge.Graded.take sparge.Graded.samples sparge.Graded.full
+          sparge.Sample sparge.Setting sparge.Setting.tau sparge.Setting.pv_skip sparge.HeadTable sparge.LayerTable
+          sparge.LayerTable.json sparge.LayerTable.of_json sparge.Option sparge.Option.cost sparge.Option.harm
+          sparge.Offers sparge.Offers.predicted sparge.Offers.preset""", "transformers")
+def loss_of_a_model(tmp_path, monkeypatch):
+    import torch
+    import transformers
+
+    from sparge import _harm, _loss
+
+    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+    ids = torch.arange(1024)[None] % 9
+    with pytest.warns(sparge.LossWarning):
+        preset = sparge.tune(model, [ids], loss=0.01, out=tmp_path / "p.json", progress=False)
+    assert preset.core.bounds()["loss"] == 0.01
+    assert _harm.Setting(0.25).tau == 0.75 and _harm.Setting(None).pv_skip == float("inf")
+    graded = _harm.Graded(model)
+    with _harm.differentiable(model), graded:
+        graded.run(ids, 0)
+    assert graded.samples == 1 and not graded.full
+    table = _harm.measure(next(graded.take())[2], None)
+    assert _harm.LayerTable.of_json(table.json()) == table and len(table.heads) == 2
+    offers = _loss.Offers({"x": {"0": table}}, {"0": 1024}, [], 0)
+    assert offers.predicted((0, 0)) == sum(options[0].harm for options in offers.options)
+    assert offers.preset((0, 0), 0.01, 0.0).layers["x"].heads[0]["select"] == "all"
 
 
 @calls("""sparge.integrations.diffusers.enable sparge.integrations.diffusers.enabled sparge.integrations.diffusers.register

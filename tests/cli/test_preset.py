@@ -89,6 +89,21 @@ class Presets(PresetCase):
         round_l1 = write_preset(self.path("round.json"), self.layers, round_l1=1e-6)
         self.assertEqual(call((*args, round_l1)).code, 1)
 
+    def test_check_judges_no_heads_by_the_loss_of_a_model(self):
+        """A bound so small that every head would be beyond it, if it were one of heads."""
+        bounds = {"loss": 1e-9, "measured_loss": 1e-10}
+        args = ("check", self.path("captures"), "--preset", write_preset(self.path("l.json"), self.layers, bounds=bounds))
+        report = json.loads(self.good(*args, "--json").stdout)
+        usual = json.loads(self.good("check", self.path("captures"), "--preset", self.preset, "--json").stdout)
+        self.assertGreater(max(h["pv_l1"] for h in report["files"][0]["heads"]), 1e-9)
+        self.assertEqual(report["bounds"], {**bounds, "heads": 3, "judged": False, "passed": True,
+                                            "mean_sparsity": usual["bounds"]["mean_sparsity"]})
+        self.assertEqual(report["total"], usual["total"])
+        table = self.good(*args).stdout
+        self.assertIn("loss 1e-09 nats per token", table)
+        self.assertIn("not judged", table)
+        self.assertEqual(call((*args, "--max-l1", "1e-9")).code, 1)
+
     def test_what_does_not_fit_is_refused(self):
         run = ("run", "--tensors", self.file, "--out", self.path("o.npy"), "--preset")
         self.refused(*run, self.preset, says=("--layer",))

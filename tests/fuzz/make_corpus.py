@@ -101,6 +101,7 @@ def preset(change=None, **top):
 
 
 L1 = {"target_l1": 0.05, "pv_l1": 0.06, "round_l1": 0.05}
+LOSS = {"loss": 0.005, "measured_loss": 0.0047}
 
 
 def version_2():
@@ -120,6 +121,7 @@ PRESET = {
     "ok_version_1": version_1(),
     "ok_version_2": version_2(),
     "ok_l1": preset(bounds=L1),
+    "ok_loss": preset(bounds=LOSS),
     "ok_no_layers": preset(layers={}),
     "ok_partial": preset(partial={"options": "o", "captures": "c"}),
     "ok_paper": preset(predictor="paper"),
@@ -131,6 +133,11 @@ PRESET = {
     "bad_names": preset(version=1),
     "bad_version": preset(version=4),
     "bad_two_measures": preset(bounds={**L1, "target_l2": 0.05}),
+    "bad_loss_zero": preset(bounds={**LOSS, "loss": 0}),
+    "bad_loss_negative": preset(bounds={**LOSS, "measured_loss": -0.001}),
+    "bad_loss_not_measured": preset(bounds={"loss": 0.005}),
+    "bad_loss_and_target": preset(bounds={**LOSS, "target_l2": 0.05}),
+    "bad_loss_of_version_2": version_2().replace(json.dumps(L1).encode(), json.dumps(LOSS).encode()),
     "bad_version_text": preset(version="3"),
     "bad_nesting": b"[" * 200,
     "bad_utf8": preset(made_by="?").replace(b"?", b"\xff"),

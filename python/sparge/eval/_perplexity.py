@@ -1,7 +1,8 @@
 """perplexity of a language model on a text file
 
 Every token is predicted from all tokens before it in its window, in one forward pass; exp of the mean negative log
-likelihood.
+likelihood. Beside it the Kullback-Leibler divergence of the predictions from the dense ones, in nats per token: the
+perplexity of one text may rise or fall by chance, a divergence is 0 only if nothing has changed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .._harm import divergence, hidden_states
 from ._common import Failed, add_model_argument, attention, load_model, progress, said, say, set_threads, sparsity, table, token_ids
 
 
@@ -23,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @torch.inference_mode()
-def negative_log_likelihood(model: Any, ids: torch.Tensor) -> float:
+def negative_log_likelihood(model: Any, ids: torch.Tensor, hidden: torch.Tensor) -> float:
     """Sum over all tokens but the first. Logits are made for a few hundred tokens at a time: all of them together would
     be gigabytes."""
-    hidden = model.base_model(ids, use_cache=False).last_hidden_state[0]
+    hidden = hidden[0]
     head = model.get_output_embeddings()
     total = 0.0
     for begin in range(0, ids.shape[1] - 1, 512):
@@ -44,13 +46,20 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     windows = token_ids(tokenizer, options.text, options.length, options.windows)
     figures: dict[str, Any] = {"verb": "perplexity", "model": options.model, "length": options.length,
                                "windows": len(windows), **said(options)}  # fmt: skip
+    states = {}
     for kind in ("dense", "sparse"):
-        with attention(model, kind, options):
-            losses = [negative_log_likelihood(model, ids) for ids in progress(windows, kind)]
+        with attention(model, kind, options), torch.inference_mode():
+            states[kind] = [hidden_states(model, ids) for ids in progress(windows, kind)]
+        losses = [negative_log_likelihood(model, ids, hidden) for ids, hidden in zip(windows, states[kind])]
         figures[kind] = math.exp(sum(losses) / (len(windows) * (options.length - 1)))
     figures["change"] = figures["sparse"] / figures["dense"] - 1
+    with torch.inference_mode():
+        all_tokens = torch.ones(options.length, dtype=torch.bool)
+        parts = [divergence(model, *pair, all_tokens) for pair in zip(states["dense"], states["sparse"])]
+    figures["divergence"] = sum(parts) / len(parts)
     figures["sparsity"] = sparsity(model)
-    rows = [("attention", "perplexity", "change", "sparsity"), ("dense", f"{figures['dense']:.4f}", "", ""),
-            ("sparse", f"{figures['sparse']:.4f}", f"{figures['change']:+.2%}", f"{figures['sparsity']:.1%}")]  # fmt: skip
+    rows = [("attention", "perplexity", "change", "divergence", "sparsity"), ("dense", f"{figures['dense']:.4f}", "", "", ""),
+            ("sparse", f"{figures['sparse']:.4f}", f"{figures['change']:+.2%}", f"{figures['divergence']:.5f}",
+             f"{figures['sparsity']:.1%}")]  # fmt: skip
     say(table(rows))
     return figures

@@ -112,6 +112,11 @@ class Mask(torch.Tensor):
         args, kwargs = tree_map_only(Mask, Mask.written_out, (args, kwargs or {}))
         return func(*args, **kwargs)
 
+    def is_lower_triangle(self) -> bool:
+        """Whether query i sees the keys up to i, and nothing else is said."""
+        aligned = self.query_offset == 0 and self.shape[2] == self.shape[3]
+        return self.causal and aligned and self.window == 0 and self.padding is None
+
     def written_out(self) -> torch.Tensor:
         """The same with all its entries."""
         queries, keys = self.shape[2:]
@@ -226,36 +231,71 @@ def _attention(
     if obstacle is not None:
         if softcap is not None or s_aux is not None:
             raise NotImplementedError(f"sparge: {obstacle} together with softcap or sinks; use attn_implementation='eager'")
-        dense = attention_mask.written_out() if isinstance(attention_mask, Mask) else attention_mask
-        return sdpa_attention_forward(
+        dense = attention_mask
+        if isinstance(attention_mask, Mask):
+            # Without a mask PyTorch skips what is hidden, and needs no entry for every query and key.
+            is_causal = attention_mask.is_lower_triangle()
+            dense = None if is_causal else attention_mask.written_out()
+        out, _ = sdpa_attention_forward(
             module, query, key, value, dense, dropout, scaling, is_causal, position_bias=position_bias, cache=cache,
             **kwargs,
         )  # fmt: skip
+        if obstacle == "gradients":
+            _show(module, query, key, value, attention_mask, scaling, is_causal, out)
+        return out, None
     if kwargs.get("output_attentions"):
         _log.warning("attn_implementation='sparge' has no attention weights to return (output_attentions=True)")
-    mask, causal, query_offset, window = attention_mask, False, 0, 0  # written out, a mask says everything
-    if attention_mask is None:
-        causal, key, value = _without_mask(module, query, key, value, is_causal)
-    elif isinstance(attention_mask, Mask):
-        causal, query_offset, window = attention_mask.causal, attention_mask.query_offset, attention_mask.window
-        mask = None if attention_mask.padding is None else attention_mask.padding[:, None, None, :]
-    else:
-        mask = attention_mask[..., : key.shape[2]]
+    key, value, rule = _rule(module, query, key, value, attention_mask, is_causal)
     out = sparge_torch.attend(  # tokens before heads, which is how the result is wanted
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
         nhd=True,
-        mask=mask,
-        causal=causal,
-        query_offset=query_offset,
-        window=window,
+        **rule,
         scale=scaling,
         softcap=softcap or 0.0,
         sinks=s_aux,
         layer=_layer_of(module),
     )
     return out, None
+
+
+def _rule(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    is_causal: bool | None,
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Keys and values that may be seen, and by whom."""
+    if attention_mask is None:
+        causal, key, value = _without_mask(module, query, key, value, is_causal)
+        return key, value, dict(mask=None, causal=causal, query_offset=0, window=0)
+    if not isinstance(attention_mask, Mask):  # written out, a mask says everything
+        return key, value, dict(mask=attention_mask[..., : key.shape[2]], causal=False, query_offset=0, window=0)
+    mask = None if attention_mask.padding is None else attention_mask.padding[:, None, None, :]
+    rule = dict(causal=attention_mask.causal, query_offset=attention_mask.query_offset, window=attention_mask.window)
+    return key, value, dict(mask=mask, **rule)
+
+
+def _show(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None,
+    is_causal: bool | None,
+    out: torch.Tensor,
+) -> None:
+    """To those who want the gradients of what this layer attends to."""
+    layer = module.__dict__.get(_ATTRIBUTE)
+    if layer is None or not layer.graders:
+        return
+    key, value, rule = _rule(module, query, key, value, attention_mask, is_causal)
+    for grader in layer.graders:
+        grader(layer, query, key, value, out, scale=scaling, softcap=0.0, sinks=None, grid=None, **rule)
 
 
 def _without_mask(
