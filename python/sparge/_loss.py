@@ -26,7 +26,7 @@ _CLOSE = 0.85  # of the loss that was asked for: more of it is not worth another
 _AIM = 0.95  # a correction aims a little below, because one that lands above is of no use
 _POWERS = (0.25, 2.0)  # of the budget, by which a loss is believed to grow
 _LEAST_SHARE = 0.1  # of the loss: less than that is no measure of how far a budget may grow at once
-_INT16_COST = 1.75  # of a tile in 16 bits against 8 (docs/performance.md)
+_INT16_COST = 1.6  # of a tile in 16 bits against 8: 1.55 and 1.67 in docs/performance.md
 
 Tables = dict[str, dict[str, LayerTable]]  # by layer and sample
 Choice = tuple[int, ...]  # for each head, the number of an option
