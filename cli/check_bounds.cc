@@ -26,13 +26,18 @@ void BoundsJudge::Add(const std::string& name, const StageErrors& errors) {
             Sparsity(errors.stats),
             0};
   if (bounds.of_loss()) {  // a bound of the model says nothing about a head; a broken result is wrong all the same
-    head.excess = std::isnan(head.error + head.pv_error + head.round_l1) ? std::numeric_limits<double>::infinity() : 0;
+    head.excess =
+        std::isfinite(head.error + head.pv_error + head.round_l1) ? 0 : std::numeric_limits<double>::infinity();
     heads_.push_back(head);
     return;
   }
   head.excess = std::max(
       {Excess(head.error, bounds.target), Excess(head.pv_error, bounds.pv), Excess(head.round_l1, bounds.round_l1)});
   heads_.push_back(head);
+}
+
+bool BoundsJudge::passed() const {
+  return preset_.bounds.of_loss() ? ShareWithin(1) == 1 : ShareWithin(SPARGE_SINGLE_CALL) >= kShareWithin;
 }
 
 double BoundsJudge::ShareWithin(double slack) const {
@@ -79,9 +84,8 @@ std::string BoundsJudge::Text() const {
   const io::PresetBounds& bounds = preset_.bounds;
   if (bounds.of_loss()) {
     return Format(
-        "bound of the preset: loss %g nats per token of the model (%g when it was made). It is none of single heads, "
-        "so "
-        "their errors are not judged; run the model to see it, or give --max-l1\n"
+        "bound of the preset: loss %g nats per token of the model (%g when it was made). It bounds no single head, so\n"
+        "errors of heads are not judged: run the model to see it, or give --max-l1\n"
         "%zu heads: mean sparsity %.1f %%: %s\n",
         bounds.loss, bounds.measured_loss, heads_.size(), 100 * MeanSparsity(),
         passed() ? "finite" : "failed, results are not finite");

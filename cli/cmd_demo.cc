@@ -128,7 +128,7 @@ std::string Text(const Context& context, const std::vector<Row>& rows, const Row
   text += Format("head for skipped blocks, %g with skipped products; rounding to 8 bits comes on top.\n", bounds.pv);
   text += Format("Each line is one attention head: milliseconds (best of %d) and speed against ordinary dense fp32,\n",
                  kRounds);
-  text += "the share of blocks skipped, and the relative error of the result (0.02 = 2 %).\n\n";
+  text += "the share of blocks skipped, and the relative error (l1) of the result (0.02 = 2 %).\n\n";
   text += Format("%-44s %2s %6s %6s %12s %12s %5s %6s\n", "", "", "", "dense", "dense", "sparse", "", "");
   text += Format("%-44s %2s %6s %6s %6s %5s %6s %5s %5s %6s\n", "head from", "no", "tokens", "fp32", "int8", "speed",
                  "int8", "speed", "skip", "error");

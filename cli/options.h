@@ -58,13 +58,13 @@ Selection SelectionOf(const Options& options);
 
 // Adds the options of `verb` to `app`; `options` must outlive it. Ranges of single values are checked while parsing.
 void RegisterOptions(CLI::App& app, Verb verb, Options& options);
-// --threads and --json, which every verb that computes has.
 // Error bounds as flags name them.
 struct GivenBounds {
   std::optional<double> target_l1, pv_l1, target_l2, pv_l2;
 };
 // One measure, and none that is smaller with PV skip than without. Throws UsageError.
 void CheckBounds(const GivenBounds& given);
+// --threads and --json, which every verb that computes has.
 void RegisterThreads(CLI::App& app, int32_t& threads);
 void RegisterJson(CLI::App& app, bool& json);
 // Contradictory or meaningless combinations. What depends on the files is checked when they are read.

@@ -247,9 +247,10 @@ void Attention::WriteStatistics() const {
   for (const auto& [key, layer] : layers_) {
     LayerReport& line = report.emplace_back(LayerReport{layer.name(), layer.Sums(), {}, {}, {}});
     for (const HeadEstimate& head : layer.Estimates()) {
+      line.rounding.push_back(head.round_l1);
+      if (head.state != SPARGE_HEAD_SPARSE) continue;
       line.errors.push_back(head.pv_error);
       line.limits.push_back(head.limit);
-      line.rounding.push_back(head.round_l1);
     }
   }
   PrintStatistics(settings_.stats, context_->isa(), threads_, std::move(report));

@@ -24,11 +24,13 @@ double Most(const std::vector<double>& values) {
 void PrintLine(std::FILE* file, const LayerReport& layer) {
   std::fprintf(file, "%-20s %6lld %10.1f %7.1f%%", layer.name.c_str(), static_cast<long long>(layer.totals.calls),
                layer.totals.total_ms, 100 * layer.totals.Sparsity());
-  if (layer.errors.empty()) {
-    std::fprintf(file, "        -        -        -\n");
-  } else {
-    std::fprintf(file, " %8.4f %8.4f %8.4f\n", Mean(layer.errors), Most(layer.limits), Mean(layer.rounding));
-  }
+  const auto print = [file](const std::vector<double>& of, double value) {
+    of.empty() ? std::fprintf(file, " %8s", "-") : std::fprintf(file, " %8.4f", value);
+  };
+  print(layer.errors, Mean(layer.errors));
+  print(layer.limits, Most(layer.limits));
+  print(layer.rounding, Mean(layer.rounding));
+  std::fprintf(file, "\n");
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace sparge::ggml {
 struct LayerReport {
   std::string name;
   Totals totals;
-  std::vector<double> errors, limits, rounding;  // estimates of the heads that were measured
+  std::vector<double> errors, limits, rounding;  // estimates: of heads that skip (two), of all measured
 };
 
 // `where`: "stderr", or the path of a file that is written anew. A file that cannot be written is said on stderr.

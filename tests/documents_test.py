@@ -27,7 +27,7 @@ TUNE = ("info.defaults.tune.target_l2", "info.defaults.tune.pv_l2", "info.defaul
 
 QUOTES = (
     # The error that is accepted.
-    ("README.md", rf"relative error within {N}, as measured", BOUNDS[:1]),
+    ("README.md", rf"relative L2 error within {N}, as measured", BOUNDS[:1]),
     ("README.md", rf"error within {N} per head", BOUNDS[:1]),
     ("README.md", rf"\(default {N}, and {N} once products are skipped\), and of the precision itself \(default\s+{N}:", BOUNDS),
     (CLI, rf"`--target-l2 X` \| {N} \| `auto`", BOUNDS[:1]),

@@ -412,7 +412,7 @@ typedef struct sparge_head_estimate {
   double work;     /* (QK + PV computed) / eligible / 2 */
   sparge_measure measure;
   int32_t known; /* 1: pv_error is within SPARGE_KNOWN_WITHIN of the true one; 0: all that is known is the limit */
-  double limit;  /* that of 19 of 20 heads are below, with PV skip */
+  double limit;  /* 19 of 20 heads are below it, PV skip included */
 } sparge_head_estimate;
 
 /* Defaults: target_l2 0.03, pv_l2 negative, round_l1 0.05, seed 0; target_l1 is not named. (Programs of 0.3, whose

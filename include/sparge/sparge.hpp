@@ -79,7 +79,8 @@ struct Bounds {
 template <class Desc>
 Bounds BoundsOf(const Desc& desc, double pv_room = SPARGE_PV_ROOM) {
   const bool l1 = desc.target_l1 != SPARGE_NOT_NAMED;
-  const double target = l1 ? desc.target_l1 : desc.target_l2;
+  const double l2 = desc.target_l2 == SPARGE_NOT_NAMED ? Desc().target_l2 : desc.target_l2;
+  const double target = l1 ? desc.target_l1 : l2;
   const double pv = l1 ? desc.pv_l1 : desc.pv_l2;
   return {l1 ? SPARGE_MEASURE_L1 : SPARGE_MEASURE_L2, target, pv < 0 ? pv_room * target : pv};
 }

@@ -18,7 +18,7 @@ class HeadEstimate:
     tau: float
     pv_skip: float
     samples: int
-    measure: str  # "l2" or "l1": of the next two
+    measure: str  # "l2" or "l1": of the next four, and of limit
     error: float  # of skipping, without PV skip
     error_se: float
     pv_error: float  # with it

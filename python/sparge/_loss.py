@@ -56,12 +56,13 @@ def tune_loss(
     if held_out is None:
         text = "one input: it has to serve for measuring and for verifying, and nothing is held out; give two or more"
         warnings.warn(text, LossWarning, stacklevel=3)
-    work = _Work(out, _options(loss, seed, layers, recording), _digest(model, given), restart)
+    verified = given[held_out or 0]
+    _check_length(verified)
+    work = _Work(out, _options(model, loss, seed, layers, recording), _digest(model, given), restart)
     with Bar("measuring", None, progress) as bar:
         tuned_on = [i for i in range(len(given)) if i != held_out]
         recording = {"min_tokens": _core.MIN_KEYS, **recording}
         work.measure(model, {f"{i:04d}": given[i] for i in tuned_on}, bar, seed, threads, layers=layers, **recording)
-        verified = given[tuned_on[0] if held_out is None else held_out]
         names = [] if held_out is None else [f"{held_out:04d}"]
         offers = Offers(work.tables, work.tokens, names, seed)
         found = _Search(model, verified, offers, loss, bar).run()
@@ -101,6 +102,18 @@ def _check(model: Any, inputs: Sequence[Any], loss: float) -> None:
         )
 
 
+def _check_length(value: Any) -> None:
+    """An input that skips nothing would verify any preset."""
+    ids = value.get("input_ids", value.get("inputs_embeds")) if isinstance(value, Mapping) else value
+    ids = ids[0] if isinstance(ids, tuple) else ids
+    tokens = ids.shape[1] if getattr(ids, "ndim", 0) >= 2 else 0
+    if tokens < _core.MIN_KEYS:
+        raise ValueError(
+            f"loss=: the input to verify on has {tokens} tokens, and fewer than {_core.MIN_KEYS} tokens skip nothing: give "
+            "longer inputs"
+        )
+
+
 def _splits(model: Any, value: Any) -> bool:
     """Whether logits can be made of hidden states some rows at a time; all of them together would be gigabytes."""
     import torch
@@ -123,9 +136,11 @@ def _splits(model: Any, value: Any) -> bool:
 # ------------------------------------------------------------------ what is measured, and kept
 
 
-def _options(loss: float, seed: int, layers: Layers, recording: Mapping[str, Any]) -> str:
-    """Everything that measured tables depend on, and the loss."""
-    chosen = "all" if layers is None else repr(layers) if not callable(layers) else "by a function"
+def _options(model: Any, loss: float, seed: int, layers: Layers, recording: Mapping[str, Any]) -> str:
+    """What measured tables depend on (but for instruction sets, which round a little differently), and the loss."""
+    chosen = "all" if layers is None else repr(layers)
+    if callable(layers):
+        chosen = repr([name for name, _ in model.named_modules() if layers(name)])
     more = "".join(f", {key} {value}" for key, value in sorted(recording.items()))
     return f"loss {loss:g}, seed {seed}, layers {chosen}{more}, sparge {_core.version()}"
 
@@ -206,8 +221,11 @@ class _Work:
             title = f"input {number} of {len(inputs)}"
             bar.restart(f"{title}: gradients", 1)
             graded = _harm.Graded(model, sample=f"{name}.", **recording)
-            with _harm.differentiable(model), graded:
-                hidden = graded.run(value, seed)
+            try:
+                with _harm.differentiable(model), graded:
+                    hidden = graded.run(value, seed)
+            except NotImplementedError as error:  # softcap or sinks, which PyTorch's own attention does not have
+                raise ValueError(f"loss=: no gradients of {type(model).__name__}: {error}") from None
             if graded.files == 0:
                 reasons = "; ".join(f"{layer}: {reason}" for layer, reason in list(graded.skipped.items())[:3])
                 raise ValueError(
@@ -300,7 +318,10 @@ class _Search:
                 if name in preset.layers:
                     setattr(module, integration._ATTRIBUTE, Layer(name, settings))
             hidden = _harm.hidden_states(self._model, self._value)
-        return _harm.divergence(self._model, self._exact, hidden, _harm.flat_mask(self._value, hidden))
+        loss = _harm.divergence(self._model, self._exact, hidden, _harm.flat_mask(self._value, hidden))
+        if not math.isfinite(loss):
+            raise ValueError(f"loss=: predictions for the input to verify on are not finite (divergence {loss})")
+        return loss
 
 
 class Offers:
@@ -312,10 +333,6 @@ class Offers:
         offers = [_head_options(list(tables[layer].values()), head, sum(tokens.values())) for layer, head in self._heads]
         self.options = [options for options, _ in offers]
         self._ways = [ways for _, ways in offers]
-
-    def predicted(self, chosen: Choice) -> float:
-        """The loss, in nats per token."""
-        return sum(options[i].harm for options, i in zip(self.options, chosen))
 
     def preset(self, chosen: Choice, loss: float, measured_loss: float) -> Preset:
         layers: dict[str, Any] = {}

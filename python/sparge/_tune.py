@@ -65,7 +65,7 @@ def tune(
     bounds = {"target_l2": target_l2, "pv_l2": pv_l2, "target_l1": target_l1, "pv_l1": pv_l1, "round_l1": round_l1}
     _check(bounds, out)
     if loss is not None:
-        _check_loss(loss, {**bounds, "captures": captures, "max_samples": max_samples})
+        _check_loss(loss, {**bounds, "captures": captures, "max_samples": max_samples, "every": recording.get("every")})
     if threads is None and model is not None:
         import torch
 

@@ -252,9 +252,11 @@ def test_says_that_nothing_is_held_out_and_what_cannot_be_reached(tmp_path: Path
         ({"loss": float("nan")}, "loss=nan is no number"),
         ({"target_l2": 0.1}, "target_l2=0.1 has no effect with loss="),
         ({"captures": "captures"}, "captures=captures has no effect with loss="),
+        ({"every": 2}, "every=2 has no effect with loss="),
         ({"inputs": []}, "needs a model and inputs"),
         ({"model": torch.nn.Linear(2, 2)}, "Linear is none; .* target_l2="),
         ({"inputs": [text(1)[:, :600]] * 2}, "fewer than 1024 tokens skip nothing"),
+        ({"inputs": [text(1)] + [text(2)[:, :600]] * 9}, "the input to verify on has 600 tokens"),  # one of these
     ],
 )
 def test_refusals(tmp_path: Path, model: Any, options: dict[str, Any], message: str) -> None:

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -80,7 +79,8 @@ void RefuseIdleBounds(const sparge_layer_desc& desc, const Bounds& bounds) {
   if (desc.preset == nullptr && bounds.target != 0) return;
   const auto defaults = Defaults(&sparge_layer_desc_init_sized);
   const char* const beside = desc.preset != nullptr ? "a preset" : "a target of 0";
-  const bool usual = desc.target_l1 == defaults.target_l1 && desc.target_l2 == defaults.target_l2;
+  const bool usual = desc.target_l1 == defaults.target_l1 &&
+                     (desc.target_l2 == defaults.target_l2 || desc.target_l2 == SPARGE_NOT_NAMED);
   const char* const measure = MeasureName(bounds.measure);
   SPARGE_REQUIRE(desc.preset == nullptr || usual, "target_%s=%g has no effect with %s", measure, bounds.target, beside);
   const double pv = bounds.measure == SPARGE_MEASURE_L1 ? desc.pv_l1 : desc.pv_l2;

@@ -12,8 +12,8 @@ Bounds ResolveBounds(const NamedBounds& given, double default_l2, double pv_room
   const bool l2 = given.target_l2 != SPARGE_NOT_NAMED;
   SPARGE_REQUIRE(!l1 || !l2 || given.target_l2 == default_l2,
                  "target_l1=%g and target_l2=%g are two bounds: name one of them", given.target_l1, given.target_l2);
-  SPARGE_REQUIRE(!l1 || !(given.pv_l2 >= 0), "pv_l2=%g has no effect with target_l1", given.pv_l2);
-  SPARGE_REQUIRE(l1 || !(given.pv_l1 >= 0), "pv_l1=%g has no effect with target_l2", given.pv_l1);
+  SPARGE_REQUIRE(!l1 || given.pv_l2 < 0, "pv_l2=%g has no effect with target_l1", given.pv_l2);
+  SPARGE_REQUIRE(l1 || given.pv_l1 < 0, "pv_l1=%g has no effect with target_l2", given.pv_l1);
   Bounds bounds{l1 ? SPARGE_MEASURE_L1 : SPARGE_MEASURE_L2, 0, l1 ? given.pv_l1 : given.pv_l2};
   if (l1) {
     bounds.target = given.target_l1;

@@ -196,8 +196,8 @@ Estimate WithSkip(const HeadRecord& head, int32_t skip, const EstimateOf& estima
   if (skip == 0 || head.skip_sizes.Rows() == 0) return plain;
   const Estimate with = estimate(head.skip_sizes, SkipErrors(head, skip));
   const double added = with.value - estimate(head.skip_sizes, SkipErrors(head, 0)).value;
-  return {plain.value + std::max(added, 0.0), std::max(plain.error, with.error), std::max(plain.spread, with.spread),
-          plain.calls};
+  const double spread = with.calls >= kSpreadCalls ? std::max(plain.spread, with.spread) : plain.spread;
+  return {plain.value + std::max(added, 0.0), std::max(plain.error, with.error), spread, plain.calls};
 }
 
 int32_t ChooseSkip(const HeadRecord& head) {
@@ -386,8 +386,9 @@ void Calibration::Describe(int64_t index, sparge_head_estimate& out) const {
   out.error_se = StandardError(measure_, plain);
   out.pv_error = FromSums(measure_, pv.value);
   out.pv_error_se = StandardError(measure_, pv);
-  out.limit = std::max(Above(pv, kLimitErrors, measure_), kNegligible * head.bounds.target);
-  out.known = Above(pv, kKnownErrors, measure_) <= SPARGE_KNOWN_WITHIN * out.pv_error;
+  const double least = setting.sparse ? kNegligible * head.bounds.target : 0.0;
+  out.limit = std::max(Above(pv, kLimitErrors, measure_), least);
+  out.known = std::isfinite(out.pv_error) && Above(pv, kKnownErrors, measure_) <= SPARGE_KNOWN_WITHIN * out.pv_error;
   out.round_l1 = rounding.value;
   out.round_l1_error = rounding.error;
   const double qk = Share(cell.Cost(), TilesOf(head));

@@ -31,7 +31,7 @@ constexpr double kSingle = 1.25;
 double CountCalls(const SizeHistory& sizes) { return sizes.calls + (sizes.now.size > 0 ? 1 : 0); }
 
 // The standard deviation of the ratio between calls, the one at hand included, less what comes from the choice of rows
-// within them.
+// within them. With calls that count less it is somewhat too large, for they are taken as if fewer counted fully.
 double SpreadOfCalls(const SizeHistory& sizes, const Errors& errors, const Ratio& all) {
   const bool counts = sizes.now.size > 0;
   const double calls = CountCalls(sizes);

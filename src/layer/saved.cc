@@ -94,6 +94,9 @@ KindRecord ReadKind(const LayerSettings& settings, Reader& reader) {
                  settings.preset ? "a preset" : "a target of 0");
   const std::byte* bytes = reader.Take(saved.calibration_bytes, "a calibration");
   record.calibration.reset(new sparge_calibration{Calibration(bytes, saved.calibration_bytes)});
+  const sparge_measure measure = record.calibration->calibration.measure();
+  SPARGE_REQUIRE(measure == settings.bounds.measure, "data has a calibration in %s for a layer in %s",
+                 MeasureName(measure), MeasureName(settings.bounds.measure));
   const int64_t heads = record.calibration->calibration.q_heads();
   SPARGE_REQUIRE(heads == saved.kind.q_heads, "data has a calibration of %" PRId64 " heads for calls of %" PRId64,
                  heads, saved.kind.q_heads);

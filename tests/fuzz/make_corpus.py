@@ -213,6 +213,7 @@ LAYER = {
     "bad_causal": layer(kind(causal=2)),
     "bad_queries": layer(kind(most_queries=-1)),
     "bad_length": layer(kind(length=(1 << 64) - 1)),
+    "bad_other_measure": layer(kind(saved=calibration(measure=0))),
     "bad_other_heads": layer(kind(q_heads=2, saved=calibration())),
     "bad_calibration": layer(kind(saved=calibration()[:100])),
     "bad_short": layer()[:55],

@@ -234,7 +234,8 @@ def _attention(
         dense = attention_mask
         if isinstance(attention_mask, Mask):
             # Without a mask PyTorch skips what is hidden, and needs no entry for every query and key.
-            is_causal = attention_mask.is_lower_triangle()
+            # (A paged cache may bring more keys than the mask knows.)
+            is_causal = obstacle == "gradients" and attention_mask.is_lower_triangle()
             dense = None if is_causal else attention_mask.written_out()
         out, _ = sdpa_attention_forward(
             module, query, key, value, dense, dropout, scaling, is_causal, position_bias=position_bias, cache=cache,
