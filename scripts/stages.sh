@@ -120,11 +120,17 @@ build_all() {
   build_suite test "${ci_settings[@]}" -DSPARGE_GGML=ON -DSPARGE_GGML_SOURCE="$PWD/build/llama.cpp/ggml"
 }
 
+# with_ggml HEADERS LIBRARIES SOURCE PROGRAM: compiled with the ggml in these folders.
+with_ggml() {
+  c++ -std=c++17 -O2 -I"$1" "$3" -o "$4" "-L$2" "-Wl,-rpath,$PWD/$2" -lggml -lggml-base -lggml-cpu
+}
+
 # ggml's own tests of attention, all of them, with everything claimed and nothing skipped.
 backend_ops() {
-  local log=build/llama/test-backend-ops.log
+  local program=build/ggml/test-backend-ops log=build/ggml/test-backend-ops.log
+  with_ggml build/llama.cpp/ggml/include build/ggml/build/src build/llama.cpp/tests/test-backend-ops.cpp $program || return 1
   SPARGE_MODE=exact SPARGE_CLAIM_ALL=1 GGML_BACKEND_PATH=$PWD/build/test/ggml/libggml-sparge.so \
-    build/llama/bin/test-backend-ops test -o FLASH_ATTN_EXT -b SPARGE >$log 2>&1
+    $program test -o FLASH_ATTN_EXT -b SPARGE >$log 2>&1
   local status=$? counts
   counts=$(grep -oE '[0-9]+/[0-9]+ tests passed' $log | tail -n 1)
   echo "test-backend-ops: ${counts:-no result}"
@@ -137,12 +143,10 @@ backend_ops() {
   return 1
 }
 
-# prompt_test HEADERS LIBRARIES...: a prompt through the scheduler of that ggml.
+# prompt_test HEADERS LIBRARIES: a prompt through the scheduler of that ggml.
 prompt_test() {
-  local headers=$1 program=build/test/ggml/prompt_test folder options=()
-  shift
-  for folder in "$@"; do options+=("-L$folder" "-Wl,-rpath,$PWD/$folder"); done
-  c++ -std=c++17 -O2 -I"$headers" tests/ggml/prompt_test.cc -o $program "${options[@]}" -lggml -lggml-base -lggml-cpu || return 1
+  local program=build/test/ggml/prompt_test
+  with_ggml "$1" "$2" tests/ggml/prompt_test.cc $program || return 1
   SPARGE_STATS=$program.stats $program "$PWD/build/test/ggml/libggml-sparge.so" || return 1
   # The keys of earlier batches are not packed again.
   grep -q '([1-9][0-9.]*% of the keys reused)' $program.stats || { cat $program.stats; return 1; }
@@ -162,10 +166,10 @@ same_as_python() {
 
 # The backend in the programs that it is for.
 ggml_suite() {
-  build_llama test-backend-ops || return 1
-  prompt_test build/llama.cpp/ggml/include build/llama/bin || return 1
+  build_ggml build/llama.cpp/ggml build/ggml || return 1
+  prompt_test build/llama.cpp/ggml/include build/ggml/build/src || return 1
   same_as_python || return 1
-  build_old_ggml || return 1
+  build_ggml build/ggml-old/source build/ggml-old || return 1
   prompt_test build/ggml-old/source/include build/ggml-old/build/src || return 1
   need_whisper && transcribe build/test/ggml/libggml-sparge.so --same || return 1
   passed=$((passed + 1))
