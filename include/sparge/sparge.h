@@ -232,6 +232,15 @@ typedef struct sparge_plan_desc {
    * first_query is a multiple of 128, first_key of 64. A part of the keys is selected by ALL, MAP or FLOOR. */
   int64_t first_query, all_queries;
   int64_t first_key, all_keys;
+
+  /* 1 = few queries, up to SPARGE_FEW_QUERIES, against keys and values most of which earlier calls left packed in the
+   * cache: they are taken from there, without reading the tensors again. A block of 64 keys is known by a glance, the
+   * first 64 bytes of each of its keys in the first kv head: who writes other keys or values over these and leaves
+   * those bytes as they are must empty the cache. What has changed is read from the tensors, and packed when it is
+   * found unchanged by a second call; if much has changed, it is packed at once. Selected tiles are all visible ones;
+   * of the parameters of a head the PV skip is in force. Needs cache_tokens, and is neither for a map nor for a part
+   * of a larger call. */
+  int32_t decode;
 } sparge_plan_desc;
 
 typedef struct sparge_plan sparge_plan;

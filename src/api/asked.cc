@@ -27,6 +27,7 @@ void RefuseChoices(const sparge_plan_desc& desc, const char* chooser) {
   number("dense_tail", static_cast<double>(desc.dense_tail), static_cast<double>(defaults.dense_tail));
   number("cache_tokens", static_cast<double>(desc.cache_tokens), static_cast<double>(defaults.cache_tokens));
   number("least_effort", desc.least_effort, defaults.least_effort);
+  number("decode", desc.decode, defaults.decode);
   pointer("heads", desc.heads);
   pointer("head_precision", desc.head_precision);
   pointer("calibration", desc.calibration);

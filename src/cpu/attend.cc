@@ -6,6 +6,7 @@
 
 #include "src/calibrate/sampling.h"
 #include "src/cpu/attend_rows.h"
+#include "src/cpu/decode.h"
 #include "src/cpu/pack.h"
 #include "src/cpu/predict.h"
 #include "src/cpu/probe.h"
@@ -25,9 +26,21 @@ struct Pass {
   Workspace& w;
 };
 
+// A plan that decodes: heads as they are calibrated by the calls before.
+HeadChoice TakeHeadsAsTheyAre(const Plan& plan, bool first, bool last, const Decisions& decisions) {
+  if (plan.select != SPARGE_SELECT_AUTO) return {plan.heads.data(), plan.active.data()};
+  for (int64_t h = 0; h < plan.q_heads; ++h) {
+    const HeadSetting setting = plan.calibration->Setting(h);
+    decisions.params[h] = setting.params;
+    decisions.active[h] = first == last || setting.needs_int16 == last;
+  }
+  return {decisions.params, decisions.active};
+}
+
 // A calibrated plan: which heads it takes. Of two plans, the first one has fewer bits and leaves to the second what
 // needs more.
 HeadChoice TakeHeads(const Plan& plan, bool first, bool last, const Decisions& decisions) {
+  if (plan.decodes) return TakeHeadsAsTheyAre(plan, first, last, decisions);
   if (!plan.calibrates()) return {plan.heads.data(), plan.active.data()};
   for (int64_t h = 0; h < plan.q_heads; ++h) {
     if (first) decisions.done[h] = decisions.sampled[h] = 0;
@@ -133,6 +146,17 @@ Sampling StartSampling(const Plan& plan, double effort) {
   return {plan.calibrates() ? plan.calibration->NextCall() : 0, effort, SampleRows(plan)};
 }
 
+// Few queries: no tile is chosen, and time goes into reading.
+void Decode(const Pass& pass, sparge_stats& stats) {
+  Stopwatch watch;
+  const KeyBlockCounts counts = RefreshCache(pass.plan, pass.heads, pass.args, pass.w.packed, pass.w.decode);
+  stats.key_blocks += counts.all;
+  stats.key_blocks_reused += counts.reused;
+  stats.pack_ms += watch.Lap();
+  DecodeHeads(pass.plan, pass.heads, pass.args, pass.w.packed, pass.w.decode, stats);
+  stats.kernel_ms += watch.Lap();
+}
+
 }  // namespace
 
 void Attend(const std::vector<Plan>& plans, const sparge_run_args& args) {
@@ -141,6 +165,7 @@ void Attend(const std::vector<Plan>& plans, const sparge_run_args& args) {
   WriteKeyless(plans.front(), plans.front().machine.executor, args);
   const Sampling sampling = StartSampling(plans.front(), -1.0);
   ForEachPlan(plans, args, [&](const Pass& pass) {
+    if (pass.plan.decodes) return Decode(pass, stats);
     Workspace& w = pass.w;
     PackPass(pass, stats);
 

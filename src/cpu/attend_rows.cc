@@ -22,30 +22,12 @@ int64_t ListKept(const uint64_t* bits, int64_t words, int64_t begin, int64_t end
   return count;
 }
 
-// Output of one query block: sink, log-sum-exp, o / l.
 void FinishRow(const Plan& plan, const sparge_run_args& args, const Workspace& w, int64_t row, const RowState& state) {
   const BlockId id = FindQueryBlock(plan, row);
-  const Sequence& s = plan.sequences[id.sequence];
-  const int64_t first = id.block * kBlockQ;
-  const int64_t count = s.QueriesIn(id.block);
-  const int64_t unit = plan.KvUnit(id.sequence, id.head / plan.heads_per_kv);
-  const float* shift = w.packed.q_shift + row * kBlockQ;
-  const RowPlaces out = PlacesOf(plan, args.o, id.sequence, id.head, s.q_begin + first);
-  float* lse = LseRow(plan, args.lse, id.sequence, id.head);
-  for (int64_t r = 0; r < count; ++r) {
-    const double left_out = LeftOut(plan, s.visible, id.head, first + r, shift[r]);
-    if (std::isnan(shift[r]) && state.l[r] > 0) state.l[r] = shift[r];  // a query that is not finite
-    if (lse != nullptr) {
-      lse[out.order == nullptr ? first + r : out.order[r]] =
-          LogSumExp(state.m[r], state.l[r], left_out, SinkLogit(plan, id.head));
-    }
-    if (!plan.sink_logits.empty()) {
-      AddSink(static_cast<float>(SinkLogit(plan, id.head) - left_out), state.o + r * plan.channels(), state.m[r],
-              state.l[r], plan.channels());
-    }
-  }
-  plan.kernel().finish({state, plan.channels(), count, plan.v_dim, static_cast<float>(w.packed.units[unit].v_unit),
-                        out.data, args.o.dtype, args.o.token_stride, out.order});
+  FinishRows(plan, args, w.packed,
+             {id.sequence, id.head, id.block * kBlockQ, plan.sequences[id.sequence].QueriesIn(id.block),
+              w.packed.q_shift + row * kBlockQ},
+             state);
 }
 
 void RunItem(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Workspace& w, int32_t worker,
@@ -75,6 +57,28 @@ void JoinParts(const Plan& plan, const sparge_run_args& args, const Workspace& w
 }
 
 }  // namespace
+
+void FinishRows(const Plan& plan, const sparge_run_args& args, const Packed& packed, const CompleteRows& rows,
+                const RowState& state) {
+  const Sequence& s = plan.sequences[rows.sequence];
+  const int64_t unit = plan.KvUnit(rows.sequence, rows.head / plan.heads_per_kv);
+  const RowPlaces out = PlacesOf(plan, args.o, rows.sequence, rows.head, s.q_begin + rows.first);
+  float* lse = LseRow(plan, args.lse, rows.sequence, rows.head);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const double left_out = LeftOut(plan, s.visible, rows.head, rows.first + r, rows.shift[r]);
+    if (std::isnan(rows.shift[r]) && state.l[r] > 0) state.l[r] = rows.shift[r];  // a query that is not finite
+    if (lse != nullptr) {
+      lse[out.order == nullptr ? rows.first + r : out.order[r]] =
+          LogSumExp(state.m[r], state.l[r], left_out, SinkLogit(plan, rows.head));
+    }
+    if (!plan.sink_logits.empty()) {
+      AddSink(static_cast<float>(SinkLogit(plan, rows.head) - left_out), state.o + r * plan.channels(), state.m[r],
+              state.l[r], plan.channels());
+    }
+  }
+  plan.kernel().finish({state, plan.channels(), rows.count, plan.v_dim, static_cast<float>(packed.units[unit].v_unit),
+                        out.data, args.o.dtype, args.o.token_stride, out.order});
+}
 
 void AttendRows(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Workspace& w) {
   const sparge_executor& executor = plan.machine.executor;

@@ -7,6 +7,15 @@
 
 namespace sparge::impl {
 
+// Rows of one head whose sums are complete: queries [first, first + count) of a sequence.
+struct CompleteRows {
+  int64_t sequence, head, first, count;
+  const float* shift;  // per row, as QueryBlock::shift
+};
+// Their output: sink, log-sum-exp, o / l.
+void FinishRows(const Plan& plan, const sparge_run_args& args, const Packed& packed, const CompleteRows& rows,
+                const RowState& state);
+
 void AttendRows(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Workspace& w);
 
 }  // namespace sparge::impl

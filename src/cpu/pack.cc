@@ -97,6 +97,7 @@ void Packer::SurveyTokens(int32_t worker, const BlockId& id, int64_t task) const
 void Packer::ForgetBlocks(int64_t first, const Sequence& s) const {
   std::fill_n(packed.cache.stale + first, s.k_blocks, uint8_t{1});
   std::fill_n(packed.cache.checksum + first + s.k_blocks, plan.cache_blocks - s.k_blocks, uint64_t{0});
+  std::fill_n(packed.cache.glance + first + s.k_blocks, plan.cache_blocks - s.k_blocks, uint64_t{0});
 }
 
 // Another text may have as many keys, and quite another mean: a good part of the blocks must be known.
@@ -208,6 +209,8 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
     poison |= ops.values(values);
   }
   packed.poison[task] = poison;
+  if (packed.cache.glance != nullptr && with_values)
+    packed.cache.glance[task] = GlanceAt(plan, args, id.sequence, id.block);
 }
 
 // How queries of one sequence and head become rows of the kernel; tokens and places are the caller's to fill in.
@@ -262,7 +265,8 @@ void LayKeys(const Plan& plan, Arena& arena, Packed& p) {
   const int64_t lane_rows = kBlockK / PerLane(plan.precision);
   const bool integer = plan.precision != SPARGE_PRECISION_FP32;
   if (plan.cache_blocks > 0) {
-    p.cache = {arena.Take<int64_t>(heads), arena.Take<uint64_t>(k_blocks), arena.Take<uint8_t>(k_blocks)};
+    p.cache = {arena.Take<int64_t>(heads), arena.Take<uint64_t>(k_blocks), arena.Take<uint8_t>(k_blocks),
+               arena.Take<uint64_t>(k_blocks), arena.Take<uint64_t>(plan.sequence_count() * plan.cache_blocks)};
   }
   p.units = arena.Take<KeyUnits>(heads);
   p.key_mean = arena.Take<float>(heads * plan.dim_pad());
@@ -359,6 +363,53 @@ KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_r
     task < k_blocks ? packer.PackKeyBlock(worker, task) : packer.PackQueryBlock(worker, task - k_blocks);
   });
   return counts;
+}
+
+TokenRows QueryRun::Tokens(const Plan& plan, const sparge_run_args& args) const {
+  return {TokenData(plan, args.q, plan.sequences[sequence].index, head, query), args.q.dtype,
+          over_heads ? args.q.head_stride : args.q.token_stride, count, plan.qk_dim};
+}
+
+void PackQueryRun(const Plan& plan, const sparge_run_args& args, const Packed& packed, const QueryRun& run,
+                  int32_t worker, const QueryRows& out) {
+  PackRowsArgs rows = QueryArgs(plan, packed, {run.head, run.sequence, 0});
+  rows.tokens = run.Tokens(plan, args);
+  rows.out = reinterpret_cast<int32_t*>(out.rows);
+  rows.scale = out.factor;
+  rows.shift_factor = plan.scale * kLog2e;
+  rows.shift = out.shift;
+  rows.scratch = packed.scratch + worker * Packed::scratch_floats(plan);
+  plan.machine.ops.pack->rows(rows);
+}
+
+void PackDirectRun(const Plan& plan, const sparge_run_args& args, const QueryRun& run, const QueryRows& out) {
+  plan.machine.ops.pack->direct_rows({run.Tokens(plan, args), plan.dim_pad(), plan.scale * kLog2e,
+                                      reinterpret_cast<float*>(out.rows), out.factor, out.shift});
+}
+
+uint64_t GlanceAt(const Plan& plan, const sparge_run_args& args, int64_t sequence, int64_t block) {
+  constexpr int64_t kBytes = 64;  // a cache line
+  const Sequence& s = plan.sequences[sequence];
+  const int64_t dim = std::min(plan.qk_dim, kBytes / static_cast<int64_t>(DtypeBytes(args.k.dtype)));
+  return plan.machine.ops.pack->checksum(
+             RowsOf(plan, args.k, sequence, 0, s.k_begin + block * kBlockK, s.KeysIn(block), dim)) |
+         1;
+}
+
+bool PackAnother(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Packed& packed,
+                 int32_t worker, int64_t task) {
+  const Packer packer{plan, heads, args, packed, *plan.machine.ops.pack, /*with_values=*/true};
+  const BlockId id = FindKeyBlock(plan, task);
+  const KeyUnits& units = packed.units[plan.KvUnit(id.sequence, id.head)];
+  packer.FindStale(id, task);
+  packer.SurveyTokens(worker, id, task);
+  packed.cache.stale[task] = 1;
+  if (UnitFor(packed.block_max[2 * task]) > units.k_unit || UnitFor(packed.block_max[2 * task + 1]) > units.v_unit) {
+    packed.cache.checksum[task] = 0;
+    return false;
+  }
+  packer.PackKeyBlock(worker, task);
+  return true;
 }
 
 KeyValueBlocks PackedBlocks(const Plan& plan, const Packed& packed, int64_t first) {

@@ -35,6 +35,8 @@ struct KeyCache {
   int64_t* centred;    // per sequence and kv head: how many keys its mean is of; 0 = nothing here is of use
   uint64_t* checksum;  // per key block: of the tokens that are packed there
   uint8_t* stale;      // per key block: to be packed in this call
+  uint64_t* glance;    // per key block: GlanceAt of the tokens that are packed there
+  uint64_t* seen;      // per sequence and its key blocks: GlanceAt of the last call that decodes
 };
 
 // Everything packed. Blocks are indexed by Problem::QueryBlock and Problem::KeyBlock.
@@ -96,6 +98,26 @@ void CopyQuery(const Plan& plan, const Packed& packed, int64_t place, int64_t r,
 // wanted.
 void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int64_t count, bool absolute,
                int32_t worker, const QueryRows& out);
+
+// Queries that a plan that decodes takes together: of one head, or one query of several heads.
+struct QueryRun {
+  int64_t sequence, head, query;  // of the first row
+  int64_t count;
+  bool over_heads;
+
+  TokenRows Tokens(const Plan& plan, const sparge_run_args& args) const;
+};
+// As the kernel takes them, with their shift.
+void PackQueryRun(const Plan& plan, const sparge_run_args& args, const Packed& packed, const QueryRun& run,
+                  int32_t worker, const QueryRows& out);
+// As the direct kernel takes them.
+void PackDirectRun(const Plan& plan, const sparge_run_args& args, const QueryRun& run, const QueryRows& out);
+
+// What tells whether a block of keys is still the same, without reading much of it; never 0.
+uint64_t GlanceAt(const Plan& plan, const sparge_run_args& args, int64_t sequence, int64_t block);
+// Packs one more key block beside those in the cache. False: it does not fit their units.
+bool PackAnother(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Packed& packed,
+                 int32_t worker, int64_t task);
 
 // All packed blocks of a sequence and kv head, whose first one is Problem::KeyBlock `first`.
 KeyValueBlocks PackedBlocks(const Plan& plan, const Packed& packed, int64_t first);

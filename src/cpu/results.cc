@@ -9,13 +9,6 @@
 namespace sparge::impl {
 namespace {
 
-void Add(const sparge_head_stats& from, sparge_head_stats& to) {
-  to.qk_eligible += from.qk_eligible;
-  to.qk_computed += from.qk_computed;
-  to.pv_eligible += from.pv_eligible;
-  to.pv_computed += from.pv_computed;
-}
-
 // Row groups of a query block.
 int64_t GroupsOf(const Plan& plan, const BlockId& id) {
   return CeilDiv(plan.sequences[id.sequence].QueriesIn(id.block), plan.kernel().group_rows);
@@ -23,8 +16,8 @@ int64_t GroupsOf(const Plan& plan, const BlockId& id) {
 
 void CountWork(const Plan& plan, const sparge_run_args& args, const Workspace& w, sparge_stats& stats) {
   const auto count = [&](const BlockId& id, const sparge_head_stats& part) {
-    Add(part, stats.total);
-    if (args.head_stats != nullptr) Add(part, args.head_stats[plan.HeadPlace(id.sequence, id.head)]);
+    AddStats(part, stats.total);
+    if (args.head_stats != nullptr) AddStats(part, args.head_stats[plan.HeadPlace(id.sequence, id.head)]);
   };
   for (int64_t row = 0; row < plan.q_heads * plan.all_q_blocks; ++row) {
     const BlockId id = FindQueryBlock(plan, row);

@@ -25,6 +25,13 @@ class Stopwatch {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
+inline void AddStats(const sparge_head_stats& from, sparge_head_stats& to) {
+  to.qk_eligible += from.qk_eligible;
+  to.qk_computed += from.qk_computed;
+  to.pv_eligible += from.pv_eligible;
+  to.pv_computed += from.pv_computed;
+}
+
 // What passes add to begins with zeros.
 void ClearResults(const Plan& plan, const sparge_run_args& args);
 

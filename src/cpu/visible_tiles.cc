@@ -49,18 +49,21 @@ MaskTile ClassifyTile(const Problem& problem, const sparge_run_args& args, const
 
 }  // namespace
 
+bool IsVisible(const Problem& problem, const sparge_run_args& args, const TileRows& row, int64_t block,
+               uint64_t* masked) {
+  const Range keys{block * kBlockK, (block + 1) * kBlockK};
+  if (!Overlaps(problem.sequences[row.id.sequence].visible.KeysOfAny(row.first, row.last), keys)) return false;
+  if (masked == nullptr) return true;
+  const MaskTile tile = ClassifyTile(problem, args, row, keys);
+  if (tile == MaskTile::kMixed) SetBit(masked, block);
+  return tile != MaskTile::kHidden;
+}
+
 int64_t FindVisible(const Problem& problem, const sparge_run_args& args, const TileRows& row, bool* visible,
                     uint64_t* masked) {
-  const Sequence& s = problem.sequences[row.id.sequence];
-  const Range blocks = BlocksOf(s.visible.KeysOfAny(row.first, row.last), kBlockK);
   int64_t eligible = 0;
-  for (int64_t j = 0; j < s.k_blocks; ++j) {
-    visible[j] = j >= blocks.begin && j < blocks.end;
-    if (visible[j] && masked != nullptr) {
-      const MaskTile tile = ClassifyTile(problem, args, row, {j * kBlockK, (j + 1) * kBlockK});
-      visible[j] = tile != MaskTile::kHidden;
-      if (tile == MaskTile::kMixed) SetBit(masked, j);
-    }
+  for (int64_t j = 0; j < problem.sequences[row.id.sequence].k_blocks; ++j) {
+    visible[j] = IsVisible(problem, args, row, j, masked);
     eligible += visible[j];
   }
   return eligible;

@@ -16,6 +16,10 @@ struct TileRows {
   int64_t first, last;
 };
 
+// Whether some query of the row sees some key of a block; and if the mask changes a score there, its bit in `masked`.
+bool IsVisible(const Problem& problem, const sparge_run_args& args, const TileRows& row, int64_t block,
+               uint64_t* masked);
+
 // Sets visible[j] for every key block; returns how many are. `masked`, bits of 0 or NULL without mask: tiles in which
 // the mask changes a score.
 int64_t FindVisible(const Problem& problem, const sparge_run_args& args, const TileRows& row, bool* visible,

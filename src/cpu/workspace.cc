@@ -8,7 +8,7 @@ namespace sparge::impl {
 namespace {
 
 Decisions LayDecisions(const Plan& plan, Arena& arena) {
-  if (!plan.calibrates()) return {};
+  if (plan.calibration == nullptr) return {};
   const int64_t heads = plan.q_heads;
   return {arena.Take<sparge_head_params>(heads), arena.Take<uint8_t>(heads), arena.Take<uint8_t>(heads),
           arena.Take<uint8_t>(heads), arena.Take<uint8_t>(heads)};
@@ -21,6 +21,10 @@ Workspace LayWorkspace(const Plan& plan, Arena& arena, Arena& cache) {
   Workspace w{};
   w.decisions = LayDecisions(plan, arena);
   w.packed = plan.direct() ? LayDirect(plan, arena) : LayPacked(plan, arena, cache);
+  if (plan.decodes) {
+    w.decode = LayDecode(plan, arena);
+    return w;
+  }
   w.map = LayBlockMap(plan, arena);
   w.stage1 = LayStage1(plan, arena);
   w.schedule = LaySchedule(plan, arena);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/base/arena.h"
+#include "src/cpu/decode.h"
 #include "src/cpu/pack.h"
 #include "src/cpu/plan.h"
 #include "src/cpu/predict.h"
@@ -25,8 +26,9 @@ struct Decisions {
 };
 
 struct Workspace {
-  Decisions decisions;  // calibrated plans only
+  Decisions decisions;  // plans whose calibration decides
   Packed packed;
+  DecodeMemory decode;  // plans that decode: these have no more than this
   BlockMap map;
   Stage1 stage1;
   Schedule schedule;

@@ -34,6 +34,7 @@ Layer::Layer(LayerSettings settings, AllocateZeros allocate) : settings_(std::mo
 void Layer::Run(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args, bool dense) {
   if (settings_.preset) CheckFits(*settings_.preset, desc);
   const Tiles tiles = ChooseTiles(settings_, desc, dense);
+  if (!dense && args.map_out == nullptr && args.pv_out == nullptr && StepsOn(desc)) return Decode(runner, desc, args);
   const Remembered remembered = Remember(desc, tiles);  // lives until the call is over
   Fill(settings_, tiles, remembered.most_queries, desc);
   desc.calibration = remembered.calibration.get();
@@ -44,6 +45,35 @@ void Layer::Run(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args,
     runner.Run(args);
   }
   Add(desc, tiles, *args.stats);
+}
+
+// Whether these few queries can take the keys of the calls before.
+bool Layer::StepsOn(const sparge_plan_desc& desc) {
+  if (MostQueries(desc) > SPARGE_FEW_QUERIES) return false;
+  const std::lock_guard keys_lock(keys_mutex_);
+  const int64_t before = std::exchange(last_step_, desc.kv_tokens);
+  return Decodes(settings_, desc, before, keys_.size() > 0);
+}
+
+void Layer::Decode(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args) {
+  FillDecode(settings_, desc);
+  const auto calibration = settings_.Calibrates() ? CalibrationForStep(desc) : nullptr;
+  desc.calibration = calibration.get();
+  RunKeepingKeys(runner, desc, args);
+  Add(desc, Tiles::kAll, *args.stats);
+}
+
+// That of the prompt. Whether its queries saw all keys does not matter to one that comes after it.
+std::shared_ptr<sparge_calibration> Layer::CalibrationForStep(const sparge_plan_desc& desc) {
+  const std::lock_guard lock(mutex_);
+  const KindRecord* found = nullptr;
+  for (const KindRecord& record : kinds_) {
+    CallKind kind = KindOf(desc);
+    if (record.kind == kind && record.calibration) return record.calibration;
+    kind.causal = record.kind.causal;
+    if (record.kind == kind && record.calibration) found = &record;
+  }
+  return found != nullptr ? found->calibration : MakeCalibration(desc.q_heads);
 }
 
 // What counts of earlier calls, and the calibration that this one needs.
@@ -68,6 +98,11 @@ void Layer::RunKeepingKeys(PlanRunner& runner, sparge_plan_desc& desc, sparge_ru
   } else {
     lock.unlock();
     Say(Notice::kNoMemoryForKeys);
+    if (std::exchange(desc.decode, 0) == 1) {
+      Fill(settings_, Tiles::kAll, 0, desc);
+      desc.calibration = nullptr;
+      desc.heads = nullptr;
+    }
     desc.cache_tokens = 0;
     runner.Make(desc);
   }

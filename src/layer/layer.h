@@ -71,6 +71,9 @@ class Layer {
   KindRecord& RecordOf(const CallKind& kind);
   std::shared_ptr<sparge_calibration> MakeCalibration(int64_t q_heads) const;
   Remembered Remember(const sparge_plan_desc& desc, Tiles tiles);
+  bool StepsOn(const sparge_plan_desc& desc);
+  void Decode(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args);
+  std::shared_ptr<sparge_calibration> CalibrationForStep(const sparge_plan_desc& desc);
   void RunKeepingKeys(PlanRunner& runner, sparge_plan_desc& desc, sparge_run_args& args);
   void Add(const sparge_plan_desc& desc, Tiles tiles, const sparge_stats& stats);
   void Say(Notice notice);
@@ -78,6 +81,7 @@ class Layer {
   const LayerSettings settings_;
   std::mutex keys_mutex_;  // held while a call uses them
   PackedKeys keys_;
+  int64_t last_step_ = 0;     // keys of the last call of few queries
   mutable std::mutex mutex_;  // of all that follows; never held during a call
   std::vector<KindRecord> kinds_;
   sparge_layer_totals totals_{};

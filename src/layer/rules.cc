@@ -57,6 +57,9 @@ bool EndsPrompt(const sparge_plan_desc& desc, int64_t most_queries) {
          });
 }
 
+// With fewer keys than this, decoding from packed keys gains nothing: docs/performance.md.
+constexpr int64_t kFewestDecoded = 512;
+
 // A preset says nothing about calls of other positions (image tokens of a language model). A mask that is no rule of
 // positions may come from a causal model, too: several sequences in one batch.
 bool IsTunedFor(const PresetSettings& preset, const sparge_plan_desc& desc) {
@@ -92,6 +95,22 @@ bool UsesKeys(const LayerSettings& settings, const sparge_plan_desc& desc) {
   const bool few = MostQueries(desc) <= SPARGE_FEW_QUERIES;
   return settings.keep_keys && settings.remembers && !few && desc.q_offsets == nullptr &&
          desc.mask == SPARGE_MASK_NONE && GoesOn(desc);  // a grid is never causal
+}
+
+bool Decodes(const LayerSettings& settings, const sparge_plan_desc& desc, int64_t before, bool kept) {
+  const bool keeps = settings.keep_keys && settings.remembers && settings.precision != SPARGE_PRECISION_FP32;
+  const bool one = desc.q_offsets == nullptr && desc.batch == 1 && desc.q_tokens > 0;
+  const int64_t grown = desc.kv_tokens - before;
+  const bool step = before > 0 && grown >= 0 && grown <= SPARGE_FEW_QUERIES;
+  return keeps && one && desc.q_tokens <= SPARGE_FEW_QUERIES && desc.kv_tokens >= kFewestDecoded && (kept || step);
+}
+
+// As prompts do, so that the cache is laid alike.
+void FillDecode(const LayerSettings& settings, sparge_plan_desc& desc) {
+  Fill(settings, settings.preset ? Tiles::kPreset : settings.Calibrates() ? Tiles::kAuto : Tiles::kAll, 0, desc);
+  desc.dense_tail = 0;
+  desc.least_effort = 0;
+  desc.decode = 1;
 }
 
 void Fill(const LayerSettings& settings, Tiles tiles, int64_t most_queries, sparge_plan_desc& desc) {

@@ -123,7 +123,20 @@ void CheckAutomatic(const sparge_plan_desc& desc) {
   }
 }
 
+void CheckDecode(const sparge_plan_desc& desc) {
+  CheckRange("decode", desc.decode, 0, 1);
+  if (desc.decode == 0) return;
+  SPARGE_REQUIRE(desc.cache_tokens > 0, "decode=1 takes keys from a cache, but cache_tokens=0");
+  SPARGE_REQUIRE(desc.q_tokens <= SPARGE_FEW_QUERIES, "decode=1 is for up to %d queries, but q_tokens=%" PRId64,
+                 SPARGE_FEW_QUERIES, desc.q_tokens);
+  SPARGE_REQUIRE(desc.select != SPARGE_SELECT_MAP, "decode=1 cannot be combined with select=MAP");
+  SPARGE_REQUIRE(desc.all_queries == 0 && desc.all_keys == 0,
+                 "decode=1 cannot be combined with all_queries=%" PRId64 " and all_keys=%" PRId64, desc.all_queries,
+                 desc.all_keys);
+}
+
 void CheckCache(const sparge_plan_desc& desc) {
+  CheckDecode(desc);
   if (desc.cache_tokens == 0) return;
   SPARGE_REQUIRE(desc.cache_tokens >= desc.kv_tokens, "cache_tokens=%" PRId64 " is less than kv_tokens=%" PRId64,
                  desc.cache_tokens, desc.kv_tokens);
@@ -323,6 +336,7 @@ Problem MakeBase(const sparge_plan_desc& desc, Calibration* calibration, Curves*
   problem.qk_dim = desc.qk_dim;
   problem.v_dim = desc.v_dim;
   problem.cache_blocks = CeilDiv(desc.cache_tokens, kBlockK);
+  problem.decodes = desc.decode == 1;
   problem.place = PlaceOf(desc);
   AddSequences(desc, problem);
   problem.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.qk_dim));
@@ -354,7 +368,8 @@ Problem MakeBase(const sparge_plan_desc& desc, Calibration* calibration, Curves*
 std::vector<Problem> MakeProblems(const sparge_plan_desc& desc, Calibration* calibration, Curves* curves) {
   CheckDescriptor(desc);
   const Problem base = MakeBase(desc, calibration, curves);
-  const bool mixed = desc.head_precision != nullptr || (base.calibrates() && desc.precision == SPARGE_PRECISION_INT8);
+  const bool chosen = base.calibrates() || (base.decodes && base.select == SPARGE_SELECT_AUTO);
+  const bool mixed = desc.head_precision != nullptr || (chosen && desc.precision == SPARGE_PRECISION_INT8);
   if (base.direct() || !mixed) return {base};
   std::vector<Problem> problems;
   for (const sparge_precision precision : {SPARGE_PRECISION_INT8, SPARGE_PRECISION_INT16, SPARGE_PRECISION_FP32}) {
@@ -420,6 +435,10 @@ void CheckArgs(const Problem& problem, const sparge_run_args& args, Call call, c
   const bool needs_sums = problem.is_part() && problem.predicts() && call == Call::kRun;
   SPARGE_REQUIRE(!needs_sums || args.pool_lse != nullptr,
                  "pool_lse is NULL, but the keys are a part: the sums over all parts (pool_lse_out of predict) decide");
+  const bool decodes = problem.decodes && call != Call::kReference;
+  SPARGE_REQUIRE(!decodes || call == Call::kRun, "a plan with decode=1 chooses no tiles: it can only be run");
+  SPARGE_REQUIRE(!decodes || (args.map_out == nullptr && args.pv_out == nullptr),
+                 "%s is given, but a plan with decode=1 has no map", args.map_out != nullptr ? "map_out" : "pv_out");
   SPARGE_REQUIRE(args.pv_out == nullptr || call == Call::kRun, "pv_out is given, but only run computes PV");
   SPARGE_REQUIRE(args.map == nullptr || (args.map_batch_stride >= 0 && args.map_head_stride >= 0),
                  "map strides %" PRId64 ", %" PRId64 " must not be negative", args.map_batch_stride,

@@ -59,6 +59,7 @@ struct Problem {
   int64_t q_blocks, k_blocks;          // of the longest sequence: the shape of the map
   int64_t all_q_blocks, all_k_blocks;  // of all sequences of one head; places for blocks, if there is a cache
   int64_t cache_blocks;                // places for key blocks of one sequence in the caller's cache; 0 = no cache
+  bool decodes;                        // few queries, against what earlier calls left in the cache
   Place place;
 
   double scale;
@@ -81,13 +82,13 @@ struct Problem {
 
   // So few queries that they take keys and values straight from the tensors, in fp32, whatever the precision asked for.
   // Stage 1 needs summaries, for which all keys have to be read anyway.
-  bool direct() const { return !predicts() && few(); }
+  bool direct() const { return !decodes && !predicts() && few(); }
   bool few() const { return q_blocks <= 1 && most_queries * heads_per_kv <= kDirectQueries; }
   bool predicts() const {
     return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK || select == SPARGE_SELECT_FLOOR || calibrates();
   }
   // Few queries are not worth a prediction, and there is nothing to calibrate.
-  bool calibrates() const { return select == SPARGE_SELECT_AUTO && !few(); }
+  bool calibrates() const { return select == SPARGE_SELECT_AUTO && !decodes && !few(); }
   // Whether these are not all keys that the queries see.
   bool is_part() const { return place.all_keys != kv_tokens; }
   int64_t sequence_count() const { return static_cast<int64_t>(sequences.size()); }

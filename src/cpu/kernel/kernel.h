@@ -121,6 +121,8 @@ struct KernelArgs {
   const uint64_t* masked_tiles;  // bit per key block: the mask changes this tile; NULL = no mask
   int64_t kept_count;
   float skip;  // lambda in log2 units; infinity = never skip
+  // Per row: a score that it has in another part, log2 units, so that a tile can be skipped beside it; NULL = none.
+  const float* known;
   RowState state;
   uint8_t* pv_groups;  // result, per key block: row groups whose PV was computed, of kept ones only; NULL = not wanted
 };

@@ -328,6 +328,7 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
   for (int g = 0; g * kGroup < count; ++g) views[g] = ViewOf(args, g);
   std::fill_n(sums.m, kBlockQ + kPassRows, kMinusInf);
   std::fill_n(sums.l, kBlockQ + kPassRows, 0.0f);
+  if (args.known != nullptr) std::copy_n(args.known, count, sums.m);
   std::memset(args.state.o, 0, sizeof(float) * static_cast<size_t>(count * args.blocks.channels));
   int64_t skipped = 0;
   for (int64_t i = 0; i < args.kept_count; ++i) {
