@@ -120,6 +120,10 @@ bool CanCompute(const Operands& op) {
   return types && shapes && mask && op.scale != 0 && (op.sinks == nullptr || op.sinks->type == GGML_TYPE_F32);
 }
 
+bool CanDecode(const Operands& op) {
+  return DtypeOf(op.k->type) && DtypeOf(op.v->type) && op.streams() == 1 && op.max_bias == 0;
+}
+
 Attention::Attention(Settings settings) : settings_(std::move(settings)) { SetThreads(1); }
 
 Attention::~Attention() {

@@ -35,6 +35,10 @@ struct Operands {
 // Whether Attention::Compute can do it: types, shapes and strides only, for data are not there yet.
 bool CanCompute(const Operands& op);
 
+// Whether few queries can take their keys from what was packed: those are known again in the cache itself, not in a
+// copy that is converted for every call; and several streams have several caches.
+bool CanDecode(const Operands& op);
+
 class Attention {
  public:
   explicit Attention(Settings settings);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -30,6 +31,9 @@ struct Plugin {
 };
 // Never deleted: a backend may be freed after the destructors of this object have run.
 const Plugin* plugin = nullptr;
+
+// Whether something was computed since a backend was made last: then the program is past its probe (see IsWorthwhile).
+std::atomic<bool> past_probe = false;
 
 // ------------------------------------------------------------------ backend
 
@@ -54,6 +58,7 @@ ggml_status Compute(ggml_backend_t backend, ggml_cgraph* graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
       const ggml_tensor* node = ggml_graph_node(graph, i);
       if (node->op != plugin->attention || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;  // views
+      past_probe = true;
       BackendOf(backend)->attention.Compute(Operands(node));
     }
     return GGML_STATUS_SUCCESS;
@@ -65,7 +70,11 @@ ggml_status Compute(ggml_backend_t backend, ggml_cgraph* graph) {
   }
 }
 
-void SetThreads(ggml_backend_t backend, int threads) { BackendOf(backend)->attention.SetThreads(threads); }
+// Programs say so before they compute, and not before.
+void SetThreads(ggml_backend_t backend, int threads) {
+  past_probe = true;
+  BackendOf(backend)->attention.SetThreads(threads);
+}
 
 ggml_guid_t Guid() {
   static ggml_guid guid = {'s', 'p', 'a', 'r', 'g', 'e', '-', 'a', 't', 't', 'e', 'n', 't', 'i', 'o', 'n'};
@@ -75,6 +84,7 @@ ggml_guid_t Guid() {
 ggml_backend_t InitBackend(ggml_backend_dev_t device, const char*) {
   try {
     auto backend = std::make_unique<Backend>(plugin->settings);
+    past_probe = false;
     const Layout& layout = plugin->layout;
     backend->pointers[layout.guid()] = Guid();
     backend->pointers[layout.get_name()] = reinterpret_cast<void*>(BackendName);
@@ -113,11 +123,14 @@ ggml_backend_buffer_t BufferFromPointer(ggml_backend_dev_t, void* data, size_t s
 }
 bool SupportsBuffer(ggml_backend_dev_t, ggml_backend_buffer_type_t type) { return ggml_backend_buft_is_host(type); }
 
-// Batches up to SPARGE_FEW_QUERIES stay on the CPU. llama.cpp probes with one token per sequence whether flash
-// attention may be used at all, and switches it off if that lands on another device than its layer: batches must be
-// larger than the number of sequences that are decoded together. More than 256 would be safe always, and leave the ends
-// of many prompts to the CPU.
-bool IsWorthwhile(const Operands& op) { return plugin->settings.claim_all || op.queries() > SPARGE_FEW_QUERIES; }
+// llama.cpp probes with one token per sequence whether flash attention may be used at all, and switches it off if that
+// lands on another device than its layer. It does so when it makes its backends, before it computes anything: few
+// queries stay on the CPU until then. Those of short prompts, too: between SPARGE_FEW_QUERIES and the 256 that would be
+// safe always no program was seen to probe.
+bool IsWorthwhile(const Operands& op) {
+  if (plugin->settings.claim_all || op.queries() > SPARGE_FEW_QUERIES) return true;
+  return past_probe && plugin->settings.Decodes() && CanDecode(op) && op.keys() > SPARGE_DECODE_KEYS;
+}
 
 bool SupportsOp(ggml_backend_dev_t, const ggml_tensor* op) {
   switch (op->op) {

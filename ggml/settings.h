@@ -26,6 +26,9 @@ struct Settings {
   std::string preset_path;
   std::string stats;       // where statistics go at the end: "", "stderr" or a file
   bool claim_all = false;  // every attention, also decoding: for tests
+
+  // Packed keys are of use to few queries where they take fewer bytes than those of the tensors.
+  bool Decodes() const { return mode == Mode::kAuto && precision != SPARGE_PRECISION_FP32; }
 };
 
 // Throws std::runtime_error with one line that names variable and value.

@@ -490,6 +490,8 @@ SPARGE_API sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t toke
 typedef struct sparge_layer sparge_layer;
 
 #define SPARGE_FEW_QUERIES 64
+/* From so many keys on, few queries take those that earlier calls packed. */
+#define SPARGE_DECODE_KEYS 512
 
 /* One layer of a preset; see `sparge tune`. */
 typedef struct sparge_layer_preset {

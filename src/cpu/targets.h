@@ -8,7 +8,7 @@
 // time and serve machines older than 2013; SVE vectors have no fixed size and cannot sit in the kernels' arrays.
 #define SPARGE_UNUSED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #ifdef SPARGE_FEW_TARGETS  // builds whose findings do not depend on the instruction set
-#define HWY_DISABLED_TARGETS (SPARGE_UNUSED_TARGETS | HWY_AVX3 | HWY_AVX3_DL)
+#define HWY_DISABLED_TARGETS (SPARGE_UNUSED_TARGETS | HWY_AVX3)
 #else
 #define HWY_DISABLED_TARGETS SPARGE_UNUSED_TARGETS
 #endif

@@ -57,9 +57,6 @@ bool EndsPrompt(const sparge_plan_desc& desc, int64_t most_queries) {
          });
 }
 
-// With fewer keys than this, decoding from packed keys gains nothing: docs/performance.md.
-constexpr int64_t kFewestDecoded = 512;
-
 // A preset says nothing about calls of other positions (image tokens of a language model). A mask that is no rule of
 // positions may come from a causal model, too: several sequences in one batch.
 bool IsTunedFor(const PresetSettings& preset, const sparge_plan_desc& desc) {
@@ -102,7 +99,7 @@ bool Decodes(const LayerSettings& settings, const sparge_plan_desc& desc, int64_
   const bool one = desc.q_offsets == nullptr && desc.batch == 1 && desc.q_tokens > 0;
   const int64_t grown = desc.kv_tokens - before;
   const bool step = before > 0 && grown >= 0 && grown <= SPARGE_FEW_QUERIES;
-  return keeps && one && desc.q_tokens <= SPARGE_FEW_QUERIES && desc.kv_tokens >= kFewestDecoded && (kept || step);
+  return keeps && one && desc.q_tokens <= SPARGE_FEW_QUERIES && desc.kv_tokens >= SPARGE_DECODE_KEYS && (kept || step);
 }
 
 // As prompts do, so that the cache is laid alike.
