@@ -30,11 +30,11 @@ Number ReadNumber(const char* name, Number fallback, Number least, Number most, 
   return number;
 }
 
-bool ReadSwitch(const char* name) {
+bool ReadSwitch(const char* name, bool fallback) {
   const std::string_view value = Value(name);
-  if (value.empty() || value == "0") return false;
-  if (value != "1") Refuse(name, value, "0 or 1");
-  return true;
+  if (value.empty()) return fallback;
+  if (value != "0" && value != "1") Refuse(name, value, "0 or 1");
+  return value == "1";
 }
 
 Mode ReadMode() {
@@ -61,8 +61,8 @@ void RefuseIdle(const Settings& settings) {
   };
   if (settings.mode != Mode::kAuto) {
     const char* mode = settings.mode == Mode::kExact ? "SPARGE_MODE=exact" : "SPARGE_MODE=off";
-    for (const char* name :
-         {"SPARGE_TARGET_L2", "SPARGE_TARGET_L1", "SPARGE_PRECISION", "SPARGE_PRESET", "SPARGE_MIN_TOKENS"}) {
+    for (const char* name : {"SPARGE_TARGET_L2", "SPARGE_TARGET_L1", "SPARGE_PRECISION", "SPARGE_PRESET",
+                             "SPARGE_MIN_TOKENS", "SPARGE_DECODE"}) {
       refuse(name, mode);
     }
   }
@@ -92,7 +92,8 @@ Settings ReadSettings() {
   settings.stats = Value("SPARGE_STATS");
   if (settings.stats == "0") settings.stats.clear();
   if (settings.stats == "1") settings.stats = "stderr";
-  settings.claim_all = ReadSwitch("SPARGE_CLAIM_ALL");
+  settings.decode = ReadSwitch("SPARGE_DECODE", true);
+  settings.claim_all = ReadSwitch("SPARGE_CLAIM_ALL", false);
   RefuseIdle(settings);
   return settings;
 }

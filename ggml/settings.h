@@ -25,10 +25,11 @@ struct Settings {
   std::shared_ptr<const io::Preset> preset;   // instead of calibrations; NULL = none
   std::string preset_path;
   std::string stats;       // where statistics go at the end: "", "stderr" or a file
+  bool decode = true;      // few queries take packed keys
   bool claim_all = false;  // every attention, also decoding: for tests
 
   // Packed keys are of use to few queries where they take fewer bytes than those of the tensors.
-  bool Decodes() const { return mode == Mode::kAuto && precision != SPARGE_PRECISION_FP32; }
+  bool Decodes() const { return decode && mode == Mode::kAuto && precision != SPARGE_PRECISION_FP32; }
 };
 
 // Throws std::runtime_error with one line that names variable and value.

@@ -285,11 +285,11 @@ TEST(LayerRules, PresetForOtherPositions) {
 TEST(LayerKeys, AreKeptByPromptsThatGoOn) {
   Layer layer(Settings());
   EXPECT_EQ(Call(layer, Ask(500, 500)).cache_tokens, 0) << "nothing came before";
-  EXPECT_EQ(Call(layer, Ask(500, 1000)).cache_tokens, 2048) << "whether tiles are skipped or not";
-  EXPECT_EQ(Call(layer, Ask(500, 2048)).cache_tokens, 2048);
-  EXPECT_EQ(Call(layer, Ask(500, 2049)).cache_tokens, 4096);
-  EXPECT_EQ(Call(layer, Ask(500, 1000)).cache_tokens, 4096) << "room is not given back";
-  EXPECT_EQ(Call(layer, Ask(500, 5000)).cache_tokens, 8192);
+  EXPECT_EQ(Call(layer, Ask(500, 1000)).cache_tokens, 4096) << "whether tiles are skipped or not";
+  EXPECT_EQ(Call(layer, Ask(500, 3276)).cache_tokens, 4096);
+  EXPECT_EQ(Call(layer, Ask(500, 3280)).cache_tokens, 8192) << "a quarter more has room";
+  EXPECT_EQ(Call(layer, Ask(500, 1000)).cache_tokens, 8192) << "room is not given back";
+  EXPECT_EQ(Call(layer, Ask(500, 13000)).cache_tokens, 16384);
   EXPECT_EQ(Call(layer, Ask(500, std::numeric_limits<int32_t>::max())).cache_tokens,
             std::numeric_limits<int32_t>::max());
   EXPECT_EQ(Call(layer, Ask(500, 1000, false)).cache_tokens, 0);
@@ -325,12 +325,45 @@ TEST(LayerKeys, TheMemoryStays) {
   layer.Run(notes, Ask(500, 3000), args, false);
   EXPECT_GE(notes.args.cache_size, 2000U);
   EXPECT_STREQ(static_cast<char*>(notes.args.cache), "");
+  std::strcpy(static_cast<char*>(notes.args.cache), "packed");
   layer.Run(notes, Ask(64, 3000), args, false);
-  EXPECT_EQ(notes.desc.cache_tokens, 0) << "few queries have another kind of plan, which would empty the cache";
-  EXPECT_EQ(notes.args.cache, nullptr);
+  EXPECT_EQ(notes.desc.decode, 1) << "few queries take what the prompt left";
+  EXPECT_EQ(notes.desc.cache_tokens, 4096);
+  EXPECT_STREQ(static_cast<char*>(notes.args.cache), "packed");
   notes.cache_bytes = 0;  // so few queries that nothing is packed
   layer.Run(notes, Ask(65, 3000), args, false);
   EXPECT_EQ(notes.args.cache, nullptr);
+}
+
+TEST(LayerKeys, FewQueriesTakeThem) {
+  Layer layer(Settings());
+  EXPECT_EQ(Call(layer, Ask(1, 3000)).decode, 0) << "nothing came before";
+  const sparge_plan_desc step = Call(layer, Ask(1, 3001));
+  EXPECT_EQ(step.decode, 1) << "one step after the other";
+  EXPECT_EQ(step.select, SPARGE_SELECT_AUTO) << "so that the cache is laid as for a prompt";
+  EXPECT_NE(step.calibration, nullptr);
+  EXPECT_EQ(step.least_effort, 0);
+  EXPECT_EQ(step.dense_tail, 0);
+  EXPECT_EQ(Call(layer, Ask(65, 3066)).decode, 0);
+  EXPECT_EQ(Call(layer, Ask(64, 3130)).decode, 1);
+  EXPECT_EQ(Call(layer, Ask(1, SPARGE_DECODE_KEYS - 1)).decode, 0);
+  EXPECT_EQ(Call(layer, Ask(1, SPARGE_DECODE_KEYS)).decode, 1);
+  sparge_plan_desc several = Ask(1, 3000);
+  several.batch = 2;
+  EXPECT_EQ(Call(layer, several).decode, 0) << "one cache is of one sequence";
+  sparge_plan_desc masked = Ask(1, 3000);
+  masked.mask = SPARGE_MASK_BOOL;
+  EXPECT_EQ(Call(layer, masked).decode, 1);
+  for (bool LayerSettings::*const without : {&LayerSettings::keep_keys, &LayerSettings::remembers}) {
+    LayerSettings settings = Settings();
+    settings.*without = false;
+    Layer other(settings);
+    for (int64_t keys = 3000; keys < 3003; ++keys) EXPECT_EQ(Call(other, Ask(1, keys)).decode, 0);
+  }
+  LayerSettings exact = Settings();
+  exact.precision = SPARGE_PRECISION_FP32;
+  Layer other(exact);
+  for (int64_t keys = 3000; keys < 3003; ++keys) EXPECT_EQ(Call(other, Ask(1, keys)).decode, 0) << "nothing to gain";
 }
 
 TEST(LayerKeys, GoesOnWithoutMemory) {

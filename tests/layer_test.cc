@@ -161,7 +161,7 @@ TEST(Layer, APromptInBatchesReusesItsKeys) {
       want.desc.least_effort = std::clamp(280.0 / static_cast<double>(end), 0.03, 0.5);
       if (end == 2400) want.desc.dense_tail = 128;
     }
-    if (begin > 0) want.desc.cache_tokens = end <= 2048 ? 2048 : 4096;
+    if (begin > 0) want.desc.cache_tokens = 4096;
     want.ByPlan(context, begin > 0 ? &cache : nullptr);
     ExpectSame(have, want);
     EXPECT_EQ(have.stats.key_blocks_reused, want.stats.key_blocks_reused);

@@ -4,13 +4,16 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "src/base/threads.h"
 #include "src/cpu/attend_rows.h"
+#include "src/cpu/glance.h"
 #include "src/cpu/kernel/state.h"
 #include "src/cpu/results.h"
 #include "src/cpu/visible_tiles.h"
 #include "src/select/block_map.h"
+#include "src/select/select.h"
 
 namespace sparge::impl {
 namespace {
@@ -19,8 +22,9 @@ namespace {
 constexpr int64_t kPartBlocks = 8;
 // More queries have larger parts, because each has its sums in every part.
 constexpr int64_t kMostSums = 1024;
-// Blocks that one task glances at.
+// Blocks that one task glances at, and how far ahead it asks for what it needs.
 constexpr int64_t kGlances = 32;
+constexpr int64_t kForeseen = 5;
 // So many blocks of a head may wait for being packed; if there are more, all are packed at once.
 constexpr int64_t kMostWaiting = 4;
 
@@ -93,9 +97,13 @@ struct Decoder {
     return packed.cache.glance[task] == memory.glance[sequence * plan.k_blocks + block];
   }
 
+  // Of the i-th key block of all sequences in the cache.
+  int64_t Place(int64_t i) const { return i / plan.k_blocks * plan.cache_blocks + i % plan.k_blocks; }
+  uint64_t LookAt(int64_t sequence, int64_t block) const;
   void PackQueries(int32_t worker, int64_t kv_unit) const;
   bool IsSeen(int64_t sequence, int64_t kv_head, int64_t block, uint64_t* masked) const;
   float SkipOf(const QueryRun& run) const;
+  void ChooseLeast(const QueryRun& run) const;
   KernelArgs ArgsOf(const QueryRun& run, const QueryRows& rows, int64_t lanes, const uint64_t* masked) const;
   void ComputePart(int32_t worker, int64_t part, int64_t kv_unit) const;
   void AddDirect(int32_t worker, const QueryRun& run, const uint64_t* masked, const int32_t* kept, int64_t count,
@@ -103,6 +111,18 @@ struct Decoder {
   void FinishHead(int64_t sequence, int64_t head) const;
   void Count(sparge_stats& stats) const;
 };
+
+// GlanceAt, or what it was: if there are just as many new keys as queries, these are theirs, and older ones change in
+// longer runs only (a shifted context, another one that was loaded), which a few tokens show.
+uint64_t Decoder::LookAt(int64_t sequence, int64_t block) const {
+  const int64_t place = sequence * plan.cache_blocks + block;
+  const int64_t before = packed.cache.keys_seen[sequence];
+  const bool grown = plan.mask == SPARGE_MASK_NONE && before > 0 && before + plan.q_tokens == plan.kv_tokens;
+  const uint64_t sample = SampleAt(plan, args, sequence, block);
+  const bool same = std::exchange(packed.cache.sample[place], sample) == sample;
+  if (grown && same && (block + 1) * kBlockK <= before) return packed.cache.seen[place];
+  return GlanceAt(plan, args, sequence, block);
+}
 
 void Decoder::PackQueries(int32_t worker, int64_t kv_unit) const {
   const int64_t kv_head = kv_unit % plan.kv_heads;
@@ -128,6 +148,18 @@ float Decoder::SkipOf(const QueryRun& run) const {
     if (heads.active[h]) most = std::max(most, heads.params[h].pv_skip);
   }
   return static_cast<float>(most * kLog2e);
+}
+
+// The floor of prompts, on masses that are exact here: of the sums over all keys, part 0 knows a lower bound.
+void Decoder::ChooseLeast(const QueryRun& run) const {
+  const bool by_floor = plan.select == SPARGE_SELECT_AUTO || plan.select == SPARGE_SELECT_FLOOR;
+  const int64_t row = RowOf(plan, run.sequence, run.head, run.query);
+  for (int64_t r = 0; r < run.count; ++r) {
+    const int64_t head = run.over_heads ? run.head + r : run.head;
+    const double floor = by_floor && heads.params[head].tau < 1 ? MassFloor(heads.params[head].tau, plan.k_blocks) : 0;
+    memory.least[row + r] = heads.active[head] ? static_cast<float>(floor) * StateOf(0, row).l[r]
+                                               : std::numeric_limits<float>::infinity();  // its result is not wanted
+  }
 }
 
 KernelArgs Decoder::ArgsOf(const QueryRun& run, const QueryRows& rows, int64_t lanes, const uint64_t* masked) const {
@@ -163,10 +195,15 @@ void Decoder::ComputePart(int32_t worker, int64_t part, int64_t kv_unit) const {
     k.kept = ready;
     k.kept_count = ready_count;
     k.skip = SkipOf(run);
-    if (part > 0 && std::isfinite(k.skip)) k.known = StateOf(0, row).m;
+    k.foresee = true;
+    if (part > 0) {
+      k.known = StateOf(0, row).m;
+      k.least = memory.least + row;
+    }
     k.state = StateOf(part, row);
     counts.skipped += plan.kernel().attend[plan.precision](k);
     if (waiting_count > 0) AddDirect(worker, run, masked, waiting, waiting_count, k.state);
+    if (part == 0) ChooseLeast(run);
   });
 }
 
@@ -240,6 +277,7 @@ DecodeMemory LayDecode(const Plan& plan, Arena& arena) {
   m.o = arena.Take<float>(parts.count() * rows * plan.channels());
   m.m = arena.Take<float>(parts.count() * rows);
   m.l = arena.Take<float>(parts.count() * rows);
+  m.least = arena.Take<float>(rows);
   m.counts = arena.Take<PartCounts>(parts.count() * plan.sequence_count() * plan.kv_heads);
   m.direct_o = arena.Take<float>(workers * RowsOfRun(plan) * plan.channels());
   m.direct_m = arena.Take<float>(workers * RowsOfRun(plan));
@@ -256,9 +294,12 @@ KeyBlockCounts RefreshCache(const Plan& plan, const HeadChoice& heads, const spa
   const int64_t all = plan.sequence_count() * plan.k_blocks;
   ForEach(executor, CeilDiv(all, kGlances), [&](int32_t, int64_t task) {
     for (int64_t i = task * kGlances; i < std::min((task + 1) * kGlances, all); ++i) {
-      memory.glance[i] = GlanceAt(plan, args, i / plan.k_blocks, i % plan.k_blocks);
+      const int64_t ahead = i + kForeseen;
+      if (ahead < all) ForeseeSample(plan, args, ahead / plan.k_blocks, ahead % plan.k_blocks);
+      memory.glance[i] = decoder.LookAt(i / plan.k_blocks, i % plan.k_blocks);
     }
   });
+  for (int64_t s = 0; s < plan.sequence_count(); ++s) packed.cache.keys_seen[s] = plan.kv_tokens;
   KeyBlockCounts counts{};
   bool repack = false;
   for (int64_t unit = 0; unit < plan.sequence_count() * plan.kv_heads; ++unit) {
@@ -277,13 +318,11 @@ KeyBlockCounts RefreshCache(const Plan& plan, const HeadChoice& heads, const spa
     ForEach(executor, plan.kv_heads * all, [&](int32_t worker, int64_t i) {
       const int64_t kv_head = i / all, sequence = i % all / plan.k_blocks, block = i % plan.k_blocks;
       if (!heads.KvActive(plan, kv_head) || decoder.IsReady(sequence, kv_head, block)) return;
-      if (packed.cache.seen[sequence * plan.cache_blocks + block] != memory.glance[i % all]) return;
+      if (packed.cache.seen[decoder.Place(i % all)] != memory.glance[i % all]) return;
       PackAnother(plan, heads, args, packed, worker, plan.KeyBlock(kv_head, plan.sequences[sequence], block));
     });
   }
-  for (int64_t i = 0; i < all; ++i) {
-    packed.cache.seen[i / plan.k_blocks * plan.cache_blocks + i % plan.k_blocks] = memory.glance[i];
-  }
+  for (int64_t i = 0; i < all; ++i) packed.cache.seen[decoder.Place(i)] = memory.glance[i];
   return counts;
 }
 

@@ -22,6 +22,7 @@ struct DecodeMemory {
   QueryRows packed, direct;  // every query of every head, as the two kinds of kernel take them
   uint64_t* glance;          // per sequence and key block: what it looks like now
   float *o, *m, *l;          // per part and row
+  float* least;              // per row: what a tile must hold, in units of 2^m of part 0
   PartCounts* counts;        // per part, sequence and kv head
   float* direct_o;           // per worker: rows of what is read from the tensors
   float *direct_m, *direct_l;

@@ -6,6 +6,7 @@
 
 #include "src/base/half.h"
 #include "src/base/threads.h"
+#include "src/cpu/glance.h"
 #include "src/cpu/pack_ops.h"
 
 namespace sparge::impl {
@@ -265,8 +266,13 @@ void LayKeys(const Plan& plan, Arena& arena, Packed& p) {
   const int64_t lane_rows = kBlockK / PerLane(plan.precision);
   const bool integer = plan.precision != SPARGE_PRECISION_FP32;
   if (plan.cache_blocks > 0) {
-    p.cache = {arena.Take<int64_t>(heads), arena.Take<uint64_t>(k_blocks), arena.Take<uint8_t>(k_blocks),
-               arena.Take<uint64_t>(k_blocks), arena.Take<uint64_t>(plan.sequence_count() * plan.cache_blocks)};
+    p.cache = {arena.Take<int64_t>(heads),
+               arena.Take<uint64_t>(k_blocks),
+               arena.Take<uint8_t>(k_blocks),
+               arena.Take<uint64_t>(k_blocks),
+               arena.Take<uint64_t>(plan.sequence_count() * plan.cache_blocks),
+               arena.Take<uint64_t>(plan.sequence_count() * plan.cache_blocks),
+               arena.Take<int64_t>(plan.sequence_count())};
   }
   p.units = arena.Take<KeyUnits>(heads);
   p.key_mean = arena.Take<float>(heads * plan.dim_pad());
@@ -347,6 +353,7 @@ void EmptyCache(const Plan& plan, const Packed& packed) {
 KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
                        const Packed& packed) {
   const Packer packer{plan, heads, args, packed, *plan.machine.ops.pack, with_values};
+  if (packed.cache.keys_seen != nullptr) std::fill_n(packed.cache.keys_seen, plan.sequence_count(), int64_t{0});
   const sparge_executor& executor = plan.machine.executor;
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
   ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.SurveyBlock(worker, task); });
@@ -385,15 +392,6 @@ void PackQueryRun(const Plan& plan, const sparge_run_args& args, const Packed& p
 void PackDirectRun(const Plan& plan, const sparge_run_args& args, const QueryRun& run, const QueryRows& out) {
   plan.machine.ops.pack->direct_rows({run.Tokens(plan, args), plan.dim_pad(), plan.scale * kLog2e,
                                       reinterpret_cast<float*>(out.rows), out.factor, out.shift});
-}
-
-uint64_t GlanceAt(const Plan& plan, const sparge_run_args& args, int64_t sequence, int64_t block) {
-  constexpr int64_t kBytes = 64;  // a cache line
-  const Sequence& s = plan.sequences[sequence];
-  const int64_t dim = std::min(plan.qk_dim, kBytes / static_cast<int64_t>(DtypeBytes(args.k.dtype)));
-  return plan.machine.ops.pack->checksum(
-             RowsOf(plan, args.k, sequence, 0, s.k_begin + block * kBlockK, s.KeysIn(block), dim)) |
-         1;
 }
 
 bool PackAnother(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Packed& packed,

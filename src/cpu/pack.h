@@ -36,7 +36,10 @@ struct KeyCache {
   uint64_t* checksum;  // per key block: of the tokens that are packed there
   uint8_t* stale;      // per key block: to be packed in this call
   uint64_t* glance;    // per key block: GlanceAt of the tokens that are packed there
-  uint64_t* seen;      // per sequence and its key blocks: GlanceAt of the last call that decodes
+  // What the last call that decodes saw. Per sequence and its key blocks: GlanceAt and SampleAt; per sequence: how many
+  // keys, 0 if a prompt has come since.
+  uint64_t *seen, *sample;
+  int64_t* keys_seen;
 };
 
 // Everything packed. Blocks are indexed by Problem::QueryBlock and Problem::KeyBlock.
@@ -113,8 +116,6 @@ void PackQueryRun(const Plan& plan, const sparge_run_args& args, const Packed& p
 // As the direct kernel takes them.
 void PackDirectRun(const Plan& plan, const sparge_run_args& args, const QueryRun& run, const QueryRows& out);
 
-// What tells whether a block of keys is still the same, without reading much of it; never 0.
-uint64_t GlanceAt(const Plan& plan, const sparge_run_args& args, int64_t sequence, int64_t block);
 // Packs one more key block beside those in the cache. False: it does not fit their units.
 bool PackAnother(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, const Packed& packed,
                  int32_t worker, int64_t task);

@@ -30,7 +30,7 @@ uint64_t ValuesOf(const PackValuesArgs& args) {
                                                     : PackValues<SPARGE_PRECISION_INT8>(args);
 }
 
-inline constexpr PackOps kPackOps{&SurveyTokens, &RowsOf, &ValuesOf, &PackDirectRows, &FindUnlike, &Checksum};
+inline constexpr PackOps kPackOps{&SurveyTokens, &RowsOf, &ValuesOf, &PackDirectRows, &FindUnlike, &Checksum, &Glimpse};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sparge::impl

@@ -118,6 +118,8 @@ struct PackOps {
   void (*unlike)(const UnlikeArgs& args, UnlikeRows& out);
   // 64 bits of the tokens as they lie, for telling whether they are still the same.
   uint64_t (*checksum)(const TokenRows& tokens);
+  // Likewise, quick where tokens are short and far apart.
+  uint64_t (*glimpse)(const TokenRows& tokens);
 };
 
 // Of one of Highway's targets; NULL if that was not compiled in.

@@ -11,7 +11,7 @@
 namespace sparge::impl {
 
 // Tokens that there is room for at first.
-inline constexpr int64_t kFirstRoom = 2048;
+inline constexpr int64_t kFirstRoom = 4096;
 
 // As std::calloc: zeros, NULL if there is no memory.
 using AllocateZeros = void* (*)(size_t count, size_t size);
@@ -21,9 +21,10 @@ class PackedKeys {
  public:
   explicit PackedKeys(AllocateZeros allocate) : allocate_(allocate) {}
 
-  // So many tokens that the cache has room for, at least `tokens`; doubled when there are more.
+  // So many tokens that the cache has room for, at least `tokens`; doubled when there are more. What follows a prompt
+  // is mostly shorter, and has room, too, if that can be: another size is another cache, and all is packed anew.
   int64_t RoomFor(int64_t tokens) {
-    while (room_ < tokens) room_ *= 2;
+    while (room_ < tokens + tokens / 4) room_ *= 2;
     return std::min<int64_t>(room_, INT32_MAX);
   }
   // Memory of at least that size: what is there already, else zeros. NULL: there is none.

@@ -84,9 +84,19 @@ HWY_INLINE void PanelColumn(Operands in, int rows, int64_t lane, const Start& st
     in.a = a + r0 * in.a_bytes;
     Panel<Dot, kRowsPerPanel, kVectors>(in, from, to);
   }
-  for (; r0 + 2 <= rows; r0 += 2) {
+  if (r0 + 4 <= rows) {
+    in.a = a + r0 * in.a_bytes;
+    Panel<Dot, 4, kVectors>(in, from, to);
+    r0 += 4;
+  }
+  if (r0 + 3 == rows) {
+    in.a = a + r0 * in.a_bytes;
+    return Panel<Dot, 3, kVectors>(in, from, to);
+  }
+  if (r0 + 2 <= rows) {
     in.a = a + r0 * in.a_bytes;
     Panel<Dot, 2, kVectors>(in, from, to);
+    r0 += 2;
   }
   if (r0 < rows) {
     in.a = a + r0 * in.a_bytes;

@@ -264,10 +264,30 @@ HWY_INLINE void AddFineValues(const KernelArgs& args, int64_t block, uint32_t gr
   });
 }
 
-// Probabilities, then o and l over the tile: old * keep + tile * gain.
+// Groups in which no row has so much weight on the tile that its values are worth reading; their sums become 0.
 template <class P>
-HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, uint32_t groups, Pass<P>& pass, float* l) {
-  uint32_t split = 0;
+HWY_INLINE uint32_t DropLight(const KernelArgs& args, uint32_t groups, const float* m, Pass<P>& pass) {
+  uint32_t light = 0;
+  ForEachGroup(pass, groups, [&](Rows rows) HWY_ATTR {
+    const int end = rows.first + rows.count;
+    for (int r = rows.first; r < end; ++r) {
+      float sum = pass.tile_sum[r];
+      if constexpr (P::kInteger) sum *= pass.gain[r];
+      const float known = args.known[pass.row + r];
+      if (m[r] != known) sum *= std::exp2(m[r] - known);
+      if (sum >= args.least[pass.row + r]) return;
+    }
+    light |= uint32_t{1} << (rows.first / kGroup);
+    std::fill(pass.tile_sum + rows.first, pass.tile_sum + end, 0.0f);
+  });
+  return light;
+}
+
+// Probabilities, then o and l over the tile: old * keep + tile * gain. Returns the groups whose PV was left out.
+template <class P>
+HWY_INLINE uint32_t Accumulate(const KernelArgs& args, int64_t block, uint32_t groups, Pass<P>& pass, const float* m,
+                               float* l) {
+  uint32_t split = 0, light = 0;
   ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR { Probabilities(rows, pass); });
   Rescale(args, pass);
   if constexpr (P::kGrid.p_norm_max != 0) {
@@ -275,6 +295,8 @@ HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, uint32_t group
     ForEachRun(pass, groups, [&](Rows rows) HWY_ATTR { RoundProbabilities<P>(rows, pass); });
   }
   SumRows(groups, pass, pass.tile_sum);
+  if (args.least != nullptr) light = DropLight(args, groups, m, pass);
+  groups &= ~light;
   if constexpr (P::kInteger) {
     const uint32_t doubtful = groups & MayLoseWeight(pass, l);
     if (doubtful != 0) split = LoseWeight(doubtful, l, pass);
@@ -289,6 +311,7 @@ HWY_INLINE void Accumulate(const KernelArgs& args, int64_t block, uint32_t group
     if constexpr (P::kInteger) tile = hn::Mul(tile, hn::Load(d, pass.gain + r));
     hn::Store(hn::MulAdd(hn::Load(d, l + r), hn::Load(d, pass.keep + r), tile), d, l + r);
   }
+  return light;
 }
 
 // Scores of the groups that see the tile, with all that the rule does to them. Returns these groups.
@@ -317,6 +340,18 @@ HWY_INLINE uint32_t ScorePass(const KernelArgs& args, int64_t block, const Group
   return active;
 }
 
+// Asks for the keys of the next tile, and for the values of this one if they will be needed.
+template <class P>
+HWY_INLINE void ForeseeTile(const KernelArgs& args, int64_t i) {
+  const auto ask = [](const std::byte* from, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(from + b, 0, 3);
+  };
+  const int64_t key_bytes = args.query.row_lanes * kBlockK * kLaneBytes;
+  const int64_t value_bytes = kBlockK / PerLane(P::kPrecision) * args.blocks.channels * kLaneBytes;
+  if (i + 1 < args.kept_count) ask(args.blocks.keys + args.kept[i + 1] * key_bytes, key_bytes);
+  if (std::isinf(args.skip)) ask(args.blocks.values + args.kept[i] * value_bytes, value_bytes);
+}
+
 template <class P>
 HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
   Pass<P> pass;
@@ -332,6 +367,9 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
   std::memset(args.state.o, 0, sizeof(float) * static_cast<size_t>(count * args.blocks.channels));
   int64_t skipped = 0;
   for (int64_t i = 0; i < args.kept_count; ++i) {
+    if constexpr (!P::kDirect) {
+      if (args.foresee) ForeseeTile<P>(args, i);
+    }
     const int64_t skipped_before = skipped;
     for (int row = 0; row < count; row += kPassRows) {
       pass.row = row;
@@ -343,7 +381,7 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
       skipped += std::popcount(judged.seen & ~judged.matters);
       if (judged.matters == 0) continue;
       MoveMaxima(pass, sums.m + row);
-      Accumulate(args, args.kept[i], judged.matters, pass, sums.l + row);
+      skipped += std::popcount(Accumulate(args, args.kept[i], judged.matters, pass, sums.m + row, sums.l + row));
     }
     if (args.pv_groups != nullptr) {
       args.pv_groups[args.kept[i]] = static_cast<uint8_t>(CeilDiv(count, kGroup) - (skipped - skipped_before));
