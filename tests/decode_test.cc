@@ -155,6 +155,26 @@ TEST(Decode, EveryChangeIsSeen) {
   }
 }
 
+// Keys that grow by the queries' own are looked at in few places: what a context shift or another context changes
+// shows.
+TEST(Decode, RunsOfChangesAreSeenWhileKeysGrow) {
+  const Context context(2);
+  Steps steps(context);
+  steps.Check(128, 1024);
+  EXPECT_EQ(steps.Check(1, 1025), 16 / 17.0);
+  EXPECT_EQ(steps.Check(1, 1026), 16 / 17.0);
+  steps.Change(200, 222, 1);  // 22 neighbours
+  EXPECT_LT(steps.Check(1, 1027), 16 / 17.0);
+  steps.Change(100, 1027, 1);
+  EXPECT_LT(steps.Check(1, 1028), 0.5);
+  EXPECT_EQ(steps.Check(1, 1029), 16 / 17.0);
+  steps.Change(1028, 1029, -1);  // the last one, replaced
+  EXPECT_EQ(steps.Check(1, 1029), 16 / 17.0);
+  EXPECT_EQ(steps.Check(5, 1034), 16 / 17.0);  // drafts, three of which are refused
+  steps.Change(1031, 1034, -1);
+  EXPECT_EQ(steps.Check(5, 1036), 16 / 17.0);
+}
+
 TEST(Decode, MasksSlopesSinksAndCaps) {
   for (const std::string& isa : RunnableIsas()) {
     const Context context(2, isa.c_str());
