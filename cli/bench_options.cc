@@ -123,6 +123,11 @@ void RegisterRun(CLI::App& app, BenchOptions& o) {
       app, "--rounds", "timed runs of each case", group, [&o](int64_t n) { o.rounds = n; }, 100000);
   AddText(app, "--seconds", "X", "or about this long for each case, 3 to 200 runs; default 1", group,
           [&o](const std::string& text) { o.seconds = ParseNumber("--seconds", text, 0, 86400); });
+  app.add_flag(
+         "--decode", o.decode,
+         "instead of prompts: steps of few queries, with keys in fp16 tensors and packed; default 9 heads on 3 of "
+         "keys, depths (--tokens) 512,2048,8192,32768, head size 64")
+      ->group(group);
   app.add_flag("--once", o.once, "one run of one case, not checked, no peaks: for counting instructions")->group(group);
   RegisterJson(app, o.json);
 }
@@ -137,9 +142,9 @@ void CheckSelect(const BenchOptions& o, const char* flag, const std::vector<doub
 }
 
 void CheckBenchOptions(const BenchOptions& o) {
-  if (o.kv_heads && (*o.kv_heads > o.heads || o.heads % *o.kv_heads != 0)) {
-    throw UsageError("--kv-heads " + std::to_string(*o.kv_heads) + " does not divide --heads " +
-                     std::to_string(o.heads));
+  const int64_t heads = o.heads.value_or(BenchOptions::kHeads);
+  if (o.kv_heads && (*o.kv_heads > heads || heads % *o.kv_heads != 0)) {
+    throw UsageError("--kv-heads " + std::to_string(*o.kv_heads) + " does not divide --heads " + std::to_string(heads));
   }
   CheckSelect(o, "--keep", o.keeps, BenchSelect::kRandom);
   CheckSelect(o, "--tau", o.taus, BenchSelect::kCdf);
@@ -169,8 +174,8 @@ std::vector<double> SharesOf(const BenchOptions& o, BenchSelect select) {
 
 BenchCase CommonCase(const BenchOptions& o) {
   BenchCase c;
-  c.heads = o.heads;
-  c.kv_heads = o.kv_heads.value_or(o.heads);
+  c.heads = o.heads.value_or(BenchOptions::kHeads);
+  c.kv_heads = o.kv_heads.value_or(c.heads);
   c.causal = o.causal;
   c.dtype = o.dtype;
   c.seed = o.seed;
@@ -204,7 +209,7 @@ std::string CaseFlags(const BenchCase& c) {
   std::string text = "--tokens " + std::to_string(c.tokens);
   if (c.queries != c.tokens) text += " --queries " + std::to_string(c.queries);
   text += " --dim " + std::to_string(c.dim);
-  if (c.heads != defaults.heads) text += " --heads " + std::to_string(c.heads);
+  if (c.heads != BenchOptions::kHeads) text += " --heads " + std::to_string(c.heads);
   if (c.kv_heads != c.heads) text += " --kv-heads " + std::to_string(c.kv_heads);
   text += std::string(" --precision ") + NameOf(c.precision) + " --select " + NameOf(c.select);
   if (c.select == BenchSelect::kCdf) text += " --tau " + NumberText(c.share);
@@ -232,10 +237,10 @@ std::vector<BenchCase> ExpandCases(const BenchOptions& options, int32_t all_thre
   CheckBenchOptions(options);
   std::vector<BenchCase> cases;
   BenchCase c = CommonCase(options);
-  for (const int64_t tokens : options.tokens) {
+  for (const int64_t tokens : options.tokens.empty() ? std::vector<int64_t>{1024, 4096, 8192} : options.tokens) {
     c.tokens = tokens;
     c.queries = options.queries.value_or(tokens);
-    for (const int64_t dim : options.dims) {
+    for (const int64_t dim : options.dims.empty() ? std::vector<int64_t>{64, 128} : options.dims) {
       c.dim = dim;
       for (const int32_t threads : options.threads.empty() ? std::vector<int32_t>{all_threads} : options.threads) {
         c.threads = threads;

@@ -16,9 +16,9 @@ class App;
 namespace sparge::cli {
 
 struct BenchOptions {
-  std::vector<int64_t> tokens{1024, 4096, 8192}, dims{64, 128};
+  std::vector<int64_t> tokens, dims;  // empty = the default
   std::optional<int64_t> queries;
-  int64_t heads = 2;
+  std::optional<int64_t> heads;  // kHeads if not given
   std::optional<int64_t> kv_heads;
   bool causal = false;
   sparge_dtype dtype = SPARGE_F32;
@@ -33,7 +33,9 @@ struct BenchOptions {
   std::vector<int32_t> threads;  // empty = all cores
   std::optional<int64_t> rounds;
   std::optional<double> seconds;
-  bool once = false, json = false;
+  bool once = false, json = false, decode = false;
+
+  static constexpr int64_t kHeads = 2;
 };
 
 // Adds the flags to `app`; `options` must outlive it.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <tuple>
 
+#include "cli/bench_decode.h"
 #include "cli/bench_options.h"
 #include "cli/bench_report.h"
 #include "cli/bench_run.h"
@@ -136,6 +137,7 @@ void TimeAll(const BenchOptions& options, const Cases& cases, Peaks& peaks) {
 }
 
 int Bench(const BenchOptions& options) {
+  if (options.decode) return BenchDecode(options);
   const int32_t all_threads = Context(0).threads();
   const std::vector<BenchCase> list = ExpandCases(options, all_threads);
   const Cases cases(list);

@@ -234,12 +234,14 @@ typedef struct sparge_plan_desc {
   int64_t first_key, all_keys;
 
   /* 1 = few queries, up to SPARGE_FEW_QUERIES, against keys and values most of which earlier calls left packed in the
-   * cache: they are taken from there, without reading the tensors again. A block of 64 keys is known by a glance, the
-   * first 64 bytes of each of its keys in the first kv head: who writes other keys or values over these and leaves
-   * those bytes as they are must empty the cache. What has changed is read from the tensors, and packed when it is
-   * found unchanged by a second call; if much has changed, it is packed at once. Selected tiles are all visible ones;
-   * of the parameters of a head the PV skip is in force. Needs cache_tokens, and is neither for a map nor for a part
-   * of a larger call. */
+   * cache: they are taken from there, and the tensors are only glanced at. The glance: the first 64 bytes of each key
+   * in the first kv head; if, without a mask, the keys since the last such call are just as many as the queries, of
+   * older ones every 21st key and the last one of each block of 64. Whoever changes keys or values that this does not
+   * show must empty the cache. What has changed is read from the tensors, and packed when a second call finds it
+   * unchanged; if much has changed, all is packed at once. Every visible tile has its QK; the values of a tile are left
+   * out by the PV skip of its head, and where tiles are selected by FLOOR or AUTO also if its share of the attention,
+   * which is known here, is below the floor. Needs cache_tokens; neither for a map nor for a part of a larger call, and
+   * run does not fill map_out and pv_out. */
   int32_t decode;
 } sparge_plan_desc;
 
@@ -477,7 +479,9 @@ SPARGE_API sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t toke
  * layer says.
  *
  * What a layer decides, per call (of a packed batch, the longest sequence counts, and one that goes on or ends):
- *   few queries   up to SPARGE_FEW_QUERIES (decoding), or fewer keys than min_keys: every tile
+ *   few queries   up to SPARGE_FEW_QUERIES (decoding), or fewer keys than min_keys: every tile. From SPARGE_DECODE_KEYS
+ *                 keys on, few queries of one sequence take the keys that a prompt, or the step before, left packed
+ *                 (sparge_plan_desc.decode), with what the calibration or preset of the prompt says of each head
  *   tiles         auto, by a calibration of its own for each kind of call (heads, head sizes, causal or not); or by its
  *                 preset; or every tile (a target of 0)
  *   last queries  of a prompt keep every tile (dense_tail): a causal call of all its keys at once, or one of fewer
@@ -486,7 +490,7 @@ SPARGE_API sparge_status sparge_merge(int64_t batch, int64_t heads, int64_t toke
  *                 last one: it is sampled anew
  *   keys          that such a call meets, of more than few queries, are kept packed for the next one (keep_keys),
  *                 unless it has offsets or a mask. Where there is no memory for that, the call does without
- * Where every tile is computed there is no PV skip either. */
+ * Where every tile is computed from the tensors there is no PV skip either. */
 typedef struct sparge_layer sparge_layer;
 
 #define SPARGE_FEW_QUERIES 64
