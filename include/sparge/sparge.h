@@ -535,7 +535,7 @@ typedef struct sparge_layer_totals {
   int64_t dense_calls; /* of these, those that could skip nothing: by a rule above, or because they were told so */
   double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms, calibrate_ms;
   int64_t key_blocks, key_blocks_reused;
-  sparge_head_stats tiles;
+  sparge_head_stats tiles; /* but for those of few queries that take packed keys: they are smaller */
 } sparge_layer_totals;
 SPARGE_API void sparge_layer_totals_init_sized(sparge_layer_totals* totals, size_t size);
 static inline void sparge_layer_totals_init(sparge_layer_totals* totals) {

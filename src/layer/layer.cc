@@ -128,6 +128,8 @@ void Layer::Add(const sparge_plan_desc& desc, Tiles tiles, const sparge_stats& s
   totals_.calibrate_ms += stats.calibrate_ms;
   totals_.key_blocks += stats.key_blocks;
   totals_.key_blocks_reused += stats.key_blocks_reused;
+  // Tiles of one query are no measure beside those of 128, and would drown them.
+  if (desc.decode == 1) return;
   totals_.tiles.qk_eligible += stats.total.qk_eligible;
   totals_.tiles.qk_computed += stats.total.qk_computed;
   totals_.tiles.pv_eligible += stats.total.pv_eligible;
