@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "ggml/statistics.h"
+#include "ggml/usage.h"
 
 namespace sparge::ggml {
 namespace {
@@ -127,6 +128,7 @@ bool CanDecode(const Operands& op) {
 Attention::Attention(Settings settings) : settings_(std::move(settings)) { SetThreads(1); }
 
 Attention::~Attention() {
+  for (const auto& [key, layer] : layers_) NoteTiles(layer.Sums());
   if (!settings_.stats.empty()) WriteStatistics();
 }
 
@@ -244,6 +246,7 @@ void Attention::Compute(const Operands& op) {
   }
   ++layer.times.calls;
   layer.times.total_ms += watch.Ms();
+  NoteComputed(op.queries(), watch.Ms());
 }
 
 void Attention::WriteStatistics() const {

@@ -18,6 +18,7 @@
 
 #include "ggml/attention.h"
 #include "ggml/settings.h"
+#include "ggml/usage.h"
 #include "ggml/versions.h"
 
 namespace sparge::ggml {
@@ -145,7 +146,9 @@ bool SupportsOp(ggml_backend_dev_t, const ggml_tensor* op) {
   }
   if (op->op != plugin->attention || plugin->settings.mode == Mode::kOff) return false;
   const Operands operands(op);
-  return CanCompute(operands) && IsWorthwhile(operands);
+  const Asked asked = !CanCompute(operands) ? Asked::kImpossible : IsWorthwhile(operands) ? Asked::kTaken : Asked::kFew;
+  NoteAsked(asked);
+  return asked == Asked::kTaken;
 }
 
 ggml_backend_device_i DeviceTable() {
@@ -200,8 +203,9 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
   }
   try {
     auto made = std::make_unique<Plugin>(Plugin{ReadSettings(), *layout, FindOp("FLASH_ATTN_EXT")});
-    sparge::Context(
-        1);  // an instruction set that cannot be is refused here: a backend that cannot be made ends the program
+    // An instruction set that cannot be is refused here: a backend that cannot be made ends the program.
+    const sparge::Context context(1);
+    SayLoaded(made->settings, ggml_version(), context.isa());
     plugin = made.release();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "sparge: %s; going on without sparge\n", error.what());

@@ -92,6 +92,7 @@ Settings ReadSettings() {
   settings.stats = Value("SPARGE_STATS");
   if (settings.stats == "0") settings.stats.clear();
   if (settings.stats == "1") settings.stats = "stderr";
+  settings.quiet = ReadSwitch("SPARGE_QUIET", false);
   settings.decode = ReadSwitch("SPARGE_DECODE", true);
   settings.claim_all = ReadSwitch("SPARGE_CLAIM_ALL", false);
   RefuseIdle(settings);

@@ -25,6 +25,7 @@ struct Settings {
   std::shared_ptr<const io::Preset> preset;   // instead of calibrations; NULL = none
   std::string preset_path;
   std::string stats;       // where statistics go at the end: "", "stderr" or a file
+  bool quiet = false;      // without the lines of usage.h
   bool decode = true;      // few queries take packed keys
   bool claim_all = false;  // every attention, also decoding: for tests
 

@@ -71,7 +71,7 @@ def main():
     results = []
     for name, backend in (("whisper.cpp", []), ("whisper.cpp with sparge", [str(arguments.backend)])):
         command = [sys.executable, __file__, "--one", "--threads", str(arguments.threads), str(arguments.model), str(arguments.speech)]
-        done = subprocess.run(command + backend, env={**os.environ, "SPARGE_STATS": "1"}, capture_output=True, text=True, check=False)
+        done = subprocess.run(command + backend, env={**os.environ, "SPARGE_STATS": "1", "SPARGE_QUIET": "1"}, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"demo_whisper.py: {done.stderr[-2000:]}")
         results.append(json.loads(done.stdout.splitlines()[-1]))

@@ -14,6 +14,7 @@
 #include "ggml/layers.h"
 #include "ggml/mask.h"
 #include "ggml/settings.h"
+#include "ggml/usage.h"
 #include "ggml/versions.h"
 #include "tests/test_util.h"
 
@@ -150,9 +151,9 @@ TEST(GgmlVersions, KnownAndUnknown) {
 }
 
 struct Environment : ::testing::Test {
-  static constexpr const char* kNames[] = {"SPARGE_MODE",      "SPARGE_TARGET_L2", "SPARGE_TARGET_L1",
-                                           "SPARGE_PRECISION", "SPARGE_PRESET",    "SPARGE_MIN_TOKENS",
-                                           "SPARGE_STATS",     "SPARGE_CLAIM_ALL"};
+  static constexpr const char* kNames[] = {"SPARGE_MODE",   "SPARGE_TARGET_L2",  "SPARGE_TARGET_L1", "SPARGE_PRECISION",
+                                           "SPARGE_PRESET", "SPARGE_MIN_TOKENS", "SPARGE_STATS",     "SPARGE_CLAIM_ALL",
+                                           "SPARGE_DECODE", "SPARGE_QUIET"};
   void SetUp() override {
     for (const char* name : kNames) unsetenv(name);
   }
@@ -177,6 +178,9 @@ TEST_F(GgmlSettings, Defaults) {
   EXPECT_EQ(settings.preset, nullptr);
   EXPECT_TRUE(settings.stats.empty());
   EXPECT_FALSE(settings.claim_all);
+  EXPECT_FALSE(settings.quiet);
+  EXPECT_TRUE(settings.Decodes());
+  EXPECT_EQ(Describe(settings), "relative L2 error 0.03 per head");
 }
 
 TEST_F(GgmlSettings, Values) {
@@ -191,6 +195,30 @@ TEST_F(GgmlSettings, Values) {
   EXPECT_EQ(settings.min_tokens, 4096);
   EXPECT_EQ(settings.stats, "stderr");
   EXPECT_TRUE(settings.claim_all);
+  EXPECT_EQ(Describe(settings), "relative L1 error 0.01 per head");
+  setenv("SPARGE_DECODE", "0", 1);
+  EXPECT_FALSE(ReadSettings().Decodes());
+}
+
+// What is said at the end, and why nothing was done.
+TEST(GgmlUsage, Lines) {
+  Usage usage;
+  EXPECT_NE(Describe(usage).find("no flash attention was asked for"), std::string::npos);
+  usage.taken = 3;
+  EXPECT_NE(Describe(usage).find("before its first prompt"), std::string::npos);
+  usage.impossible = 1;
+  EXPECT_NE(Describe(usage).find("types or shapes"), std::string::npos);
+  usage.few = 1;
+  EXPECT_NE(Describe(usage).find("no prompt had more than 64 tokens, and no context more than 512"), std::string::npos);
+  usage.prompts = 1;
+  usage.steps = 2;
+  usage.ms = 1234;
+  EXPECT_EQ(Describe(usage), "computed 1 attention call of prompts and 2 of answers in 1.23 s");
+  usage.eligible = 200;
+  usage.computed = 50;
+  EXPECT_EQ(
+      Describe(usage),
+      "computed 1 attention call of prompts and 2 of answers in 1.23 s; 75 % of the tiles of prompts were skipped");
 }
 
 TEST_F(GgmlSettings, BadValuesAreNamed) {
@@ -198,7 +226,8 @@ TEST_F(GgmlSettings, BadValuesAreNamed) {
     const char *name, *value;
   } bad[] = {{"SPARGE_MODE", "fast"},       {"SPARGE_TARGET_L1", "1.5"},  {"SPARGE_TARGET_L1", "-0.1"},
              {"SPARGE_TARGET_L1", "0.02x"}, {"SPARGE_TARGET_L1", "nan"},  {"SPARGE_PRECISION", "int4"},
-             {"SPARGE_MIN_TOKENS", "-1"},   {"SPARGE_MIN_TOKENS", "1e3"}, {"SPARGE_CLAIM_ALL", "yes"}};
+             {"SPARGE_MIN_TOKENS", "-1"},   {"SPARGE_MIN_TOKENS", "1e3"}, {"SPARGE_CLAIM_ALL", "yes"},
+             {"SPARGE_DECODE", "2"},        {"SPARGE_QUIET", "on"}};
   for (const auto& [name, value] : bad) {
     setenv(name, value, 1);
     const std::string refusal = Refusal();
