@@ -23,6 +23,7 @@ Command AddInfo(CLI::App& program);
 Command AddDemo(CLI::App& program);
 Command AddBench(CLI::App& program);
 Command AddTune(CLI::App& program);
+Command AddLlama(CLI::App& program);
 
 }  // namespace sparge::cli
 #endif  // SPARGE_CLI_COMMANDS_H_

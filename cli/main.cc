@@ -27,16 +27,18 @@ int Main(int argc, char** argv) {
   CLI::App program("SpargeAttention on files: block-sparse, quantised attention", "sparge");
   program.set_version_flag("--version", sparge_version());
   program.require_subcommand(1);
-  const Command commands[] = {AddRun(program),    AddMap(program),  AddCheck(program), AddTune(program),
-                              AddReport(program), AddInfo(program), AddDemo(program),  AddBench(program)};
+  const Command commands[] = {AddRun(program),  AddMap(program),    AddCheck(program),
+                              AddTune(program), AddReport(program), AddInfo(program),
+                              AddDemo(program), AddBench(program),  AddLlama(program)};
   const std::string first = argc > 1 ? argv[1] : "";
   const auto chosen = std::find_if(std::begin(commands), std::end(commands),
                                    [&first](const Command& command) { return command.app->get_name() == first; });
   const std::string verb = chosen != std::end(commands) ? first : "";
   if (verb.empty() && !first.starts_with('-')) {
-    return Fail("", first.empty() ? "no verb given: run, map, check, tune, report, info, demo or bench (see --help)"
-                                  : "unknown verb " + io::Quoted(first) +
-                                        ": run, map, check, tune, report, info, demo or bench (see --help)");
+    return Fail("", first.empty()
+                        ? "no verb given: run, map, check, tune, report, info, demo, bench or llama (see --help)"
+                        : "unknown verb " + io::Quoted(first) +
+                              ": run, map, check, tune, report, info, demo, bench or llama (see --help)");
   }
   try {
     program.parse(argc, argv);

@@ -105,7 +105,7 @@ class Verbs(Folder):
 
     def test_help_and_version(self):
         self.assertIn("run", self.good("--help").stdout)
-        for verb in ("run", "map", "check", "info", "demo", "bench"):
+        for verb in ("run", "map", "check", "info", "demo", "bench", "llama"):
             self.assertIn("Usage", self.good(verb, "--help").stdout)
         self.assertRegex(self.good("--version").stdout, r"^\d+\.\d+\.\d+")
         self.refused(says="verb")
@@ -309,6 +309,23 @@ class Verbs(Folder):
         report = json.loads(self.good("demo", "--data", self.path("captures"), "--json").stdout)
         self.assertEqual(len(report["heads"]), 2)
         self.refused("demo", "--data", self.path("nowhere"), says="nowhere")
+
+    def test_llama(self):
+        backend = self.path("libggml-sparge.so")
+        backend.write_bytes(b"")
+        said = self.good("llama", "--backend", backend).stdout
+        self.assertIn(f"GGML_BACKEND_PATH={backend}", said)
+        self.assertIn("sparge llama -- llama-cli", said)
+        clean = {"LLAMA_ARG_OVERRIDE_TENSOR": ""}
+        seen = self.good("llama", "--backend", backend, "--", "env", env=clean).stdout.splitlines()
+        self.assertIn(f"GGML_BACKEND_PATH={backend}", seen)
+        self.assertIn("LLAMA_ARG_OVERRIDE_TENSOR=", seen)  # what the caller says stays
+        code = "import os, sys; print(sys.argv[1:], os.environ.get('LLAMA_ARG_OVERRIDE_TENSOR'))"
+        for arguments, value in ((["-m", "model.gguf", "--json"], "^$=CPU"), (["-ot", "x=CPU"], "None")):
+            said = self.good("llama", "--backend", backend, "--", sys.executable, "-c", code, *arguments).stdout.strip()
+            self.assertEqual(said, f"{arguments} {value}")
+        self.refused("llama", "--backend", self.path("nowhere"), says="nowhere")
+        self.refused("llama", "--backend", backend, "--", "no-such-program", says=("no-such-program", "No such file"))
 
 
 if __name__ == "__main__":
