@@ -96,7 +96,8 @@ template <class Check>
 bool EveryRow(const ggml_tensor* mask, int64_t queries, int threads, const Check& check) {
   const int64_t planes = mask->ne[2] * mask->ne[3];
   int broken = 0;
-#pragma omp parallel for num_threads(threads) reduction(| : broken) schedule(static)
+// A row or two are read sooner than threads wake.
+#pragma omp parallel for num_threads(threads) reduction(| : broken) schedule(static) if (planes * queries > 4)
   for (int64_t i = 0; i < planes * queries; ++i) {
     const int64_t plane = i / queries;
     if (broken == 0 && !check(MaskRow(mask, plane / mask->ne[2], plane % mask->ne[2], i % queries), i % queries)) {

@@ -61,7 +61,10 @@ void ForEachPlan(const std::vector<Plan>& plans, const sparge_run_args& args, co
     const bool first = &plan == &plans.front();
     const bool last = &plan == &plans.back();
     const HeadChoice heads = TakeHeads(plan, first, last, w.decisions);
-    if (std::none_of(heads.active, heads.active + plan.q_heads, [](uint8_t a) { return a != 0; })) continue;
+    if (std::none_of(heads.active, heads.active + plan.q_heads, [](uint8_t a) { return a != 0; })) {
+      ForgetSteps(plan, w.packed);
+      continue;
+    }
     body(Pass{plan, first, last, heads, args, w});
   }
 }

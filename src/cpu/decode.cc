@@ -178,7 +178,7 @@ void Decoder::ComputePart(int32_t worker, int64_t part, int64_t kv_unit) const {
   counts = {0, 0};
   if (!heads.KvActive(plan, kv_head)) return;
   const int64_t most = parts.size + 1;
-  int32_t* const ready = memory.kept + worker * 2 * most;
+  int32_t* const ready = memory.kept + int64_t{2} * worker * most;
   int32_t* const waiting = ready + most;
   int64_t ready_count = 0, waiting_count = 0;
   uint64_t* const masked = memory.masked + worker * CeilDiv(plan.k_blocks, 64);
@@ -301,12 +301,17 @@ KeyBlockCounts RefreshCache(const Plan& plan, const HeadChoice& heads, const spa
   });
   for (int64_t s = 0; s < plan.sequence_count(); ++s) packed.cache.keys_seen[s] = plan.kv_tokens;
   KeyBlockCounts counts{};
-  bool repack = false;
+  bool repack = false, settled = false;  // settled: some block that is not packed has not changed since the last call
   for (int64_t unit = 0; unit < plan.sequence_count() * plan.kv_heads; ++unit) {
     const int64_t sequence = unit / plan.kv_heads, kv_head = unit % plan.kv_heads;
     if (!heads.KvActive(plan, kv_head)) continue;
     int64_t ready = 0;
-    for (int64_t j = 0; j < plan.k_blocks; ++j) ready += decoder.IsReady(sequence, kv_head, j);
+    for (int64_t j = 0; j < plan.k_blocks; ++j) {
+      const int64_t i = sequence * plan.k_blocks + j;
+      const bool is_ready = decoder.IsReady(sequence, kv_head, j);
+      ready += is_ready;
+      settled = settled || (!is_ready && packed.cache.seen[decoder.Place(i)] == memory.glance[i]);
+    }
     counts.all += plan.k_blocks;
     counts.reused += ready;
     repack =
@@ -314,7 +319,7 @@ KeyBlockCounts RefreshCache(const Plan& plan, const HeadChoice& heads, const spa
   }
   if (repack) {
     counts = PackAll(plan, heads, args, /*with_values=*/true, packed);
-  } else if (counts.reused < counts.all) {
+  } else if (settled) {
     ForEach(executor, plan.kv_heads * all, [&](int32_t worker, int64_t i) {
       const int64_t kv_head = i / all, sequence = i % all / plan.k_blocks, block = i % plan.k_blocks;
       if (!heads.KvActive(plan, kv_head) || decoder.IsReady(sequence, kv_head, block)) return;

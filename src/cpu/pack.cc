@@ -348,12 +348,17 @@ uint64_t CacheKind(const std::vector<Plan>& plans) {
 
 void EmptyCache(const Plan& plan, const Packed& packed) {
   std::fill_n(packed.cache.centred, plan.sequence_count() * plan.kv_heads, int64_t{0});
+  ForgetSteps(plan, packed);
+}
+
+void ForgetSteps(const Plan& plan, const Packed& packed) {
+  if (packed.cache.keys_seen != nullptr) std::fill_n(packed.cache.keys_seen, plan.sequence_count(), int64_t{0});
 }
 
 KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_run_args& args, bool with_values,
                        const Packed& packed) {
   const Packer packer{plan, heads, args, packed, *plan.machine.ops.pack, with_values};
-  if (packed.cache.keys_seen != nullptr) std::fill_n(packed.cache.keys_seen, plan.sequence_count(), int64_t{0});
+  ForgetSteps(plan, packed);
   const sparge_executor& executor = plan.machine.executor;
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
   ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.SurveyBlock(worker, task); });

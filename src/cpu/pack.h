@@ -77,6 +77,8 @@ Packed LayPacked(const Plan& plan, Arena& arena, Arena& cache);
 uint64_t CacheKind(const std::vector<Plan>& plans);
 // Forgets all that is in a plan's part of the cache.
 void EmptyCache(const Plan& plan, const Packed& packed);
+// Of what calls that decode saw: a call came by that did not look.
+void ForgetSteps(const Plan& plan, const Packed& packed);
 
 // Key blocks of the active heads, and how many of them the cache had.
 struct KeyBlockCounts {

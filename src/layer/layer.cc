@@ -57,7 +57,8 @@ bool Layer::StepsOn(const sparge_plan_desc& desc) {
 
 void Layer::Decode(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args) {
   FillDecode(settings_, desc);
-  const auto calibration = settings_.Calibrates() ? CalibrationForStep(desc) : nullptr;
+  std::shared_ptr<sparge_calibration> calibration;  // lives until the call is over
+  if (settings_.Calibrates()) calibration = CalibrationForStep(desc);
   desc.calibration = calibration.get();
   RunKeepingKeys(runner, desc, args);
   Add(desc, Tiles::kAll, *args.stats);
@@ -66,14 +67,15 @@ void Layer::Decode(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args ar
 // That of the prompt. Whether its queries saw all keys does not matter to one that comes after it.
 std::shared_ptr<sparge_calibration> Layer::CalibrationForStep(const sparge_plan_desc& desc) {
   const std::lock_guard lock(mutex_);
-  const KindRecord* found = nullptr;
+  std::shared_ptr<sparge_calibration> found;
   for (const KindRecord& record : kinds_) {
     CallKind kind = KindOf(desc);
     if (record.kind == kind && record.calibration) return record.calibration;
     kind.causal = record.kind.causal;
-    if (record.kind == kind && record.calibration) found = &record;
+    if (record.kind == kind && record.calibration) found = record.calibration;
   }
-  return found != nullptr ? found->calibration : MakeCalibration(desc.q_heads);
+  if (!found) found = MakeCalibration(desc.q_heads);
+  return found;
 }
 
 // What counts of earlier calls, and the calibration that this one needs.
