@@ -152,7 +152,9 @@ DecodeResult Measure(const Context& context, const BenchCase& c, int64_t rounds)
 
 std::vector<BenchCase> DecodeCases(const BenchOptions& given, int32_t all_threads) {
   BenchOptions options = given;
-  if (given.once || given.seconds || given.causal || given.data || given.pv_skip || given.dtype != SPARGE_F32) {
+  const BenchOptions defaults;
+  if (given.once || given.seconds || given.causal || given.data || given.pv_skip || given.dtype != SPARGE_F32 ||
+      given.precisions != defaults.precisions || given.selects != defaults.selects) {
     throw UsageError(
         "--decode takes --tokens, --queries, --dim, --heads, --kv-heads, --threads, --rounds, --seed and --json only");
   }

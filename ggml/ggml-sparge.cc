@@ -15,6 +15,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "ggml/attention.h"
 #include "ggml/settings.h"
@@ -33,8 +34,8 @@ struct Plugin {
 // Never deleted: a backend may be freed after the destructors of this object have run.
 const Plugin* plugin = nullptr;
 
-// Whether something was computed since a backend was made last: then the program is past its probe (see IsWorthwhile).
-std::atomic<bool> past_probe = false;
+// Backends that have not computed anything yet: their programs may still probe (see IsWorthwhile).
+std::atomic<int> not_begun = 0;
 
 // ------------------------------------------------------------------ backend
 
@@ -42,8 +43,13 @@ std::atomic<bool> past_probe = false;
 struct Backend {
   std::array<void*, kMostPointers> pointers{};
   Attention attention;
+  bool begun = false;
 
-  explicit Backend(const Settings& settings) : attention(settings) {}
+  explicit Backend(const Settings& settings) : attention(settings) { ++not_begun; }
+  ~Backend() { Begin(); }
+  void Begin() {
+    if (!std::exchange(begun, true)) --not_begun;
+  }
 };
 
 Backend* BackendOf(ggml_backend_t backend) {
@@ -59,7 +65,7 @@ ggml_status Compute(ggml_backend_t backend, ggml_cgraph* graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
       const ggml_tensor* node = ggml_graph_node(graph, i);
       if (node->op != plugin->attention || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;  // views
-      past_probe = true;
+      BackendOf(backend)->Begin();
       BackendOf(backend)->attention.Compute(Operands(node));
     }
     return GGML_STATUS_SUCCESS;
@@ -73,7 +79,7 @@ ggml_status Compute(ggml_backend_t backend, ggml_cgraph* graph) {
 
 // Programs say so before they compute, and not before.
 void SetThreads(ggml_backend_t backend, int threads) {
-  past_probe = true;
+  BackendOf(backend)->Begin();
   BackendOf(backend)->attention.SetThreads(threads);
 }
 
@@ -85,7 +91,6 @@ ggml_guid_t Guid() {
 ggml_backend_t InitBackend(ggml_backend_dev_t device, const char*) {
   try {
     auto backend = std::make_unique<Backend>(plugin->settings);
-    past_probe = false;
     const Layout& layout = plugin->layout;
     backend->pointers[layout.guid()] = Guid();
     backend->pointers[layout.get_name()] = reinterpret_cast<void*>(BackendName);
@@ -130,7 +135,7 @@ bool SupportsBuffer(ggml_backend_dev_t, ggml_backend_buffer_type_t type) { retur
 // safe always no program was seen to probe.
 bool IsWorthwhile(const Operands& op) {
   if (plugin->settings.claim_all || op.queries() > SPARGE_FEW_QUERIES) return true;
-  return past_probe && plugin->settings.Decodes() && CanDecode(op) && op.keys() > SPARGE_DECODE_KEYS;
+  return not_begun == 0 && plugin->settings.Decodes() && CanDecode(op) && op.keys() > SPARGE_DECODE_KEYS;
 }
 
 bool SupportsOp(ggml_backend_dev_t, const ggml_tensor* op) {
@@ -146,7 +151,8 @@ bool SupportsOp(ggml_backend_dev_t, const ggml_tensor* op) {
   }
   if (op->op != plugin->attention || plugin->settings.mode == Mode::kOff) return false;
   const Operands operands(op);
-  const Asked asked = !CanCompute(operands) ? Asked::kImpossible : IsWorthwhile(operands) ? Asked::kTaken : Asked::kFew;
+  const Asked few = operands.keys() > SPARGE_DECODE_KEYS ? Asked::kStays : Asked::kFew;
+  const Asked asked = !CanCompute(operands) ? Asked::kImpossible : IsWorthwhile(operands) ? Asked::kTaken : few;
   NoteAsked(asked);
   return asked == Asked::kTaken;
 }

@@ -38,12 +38,13 @@ std::string Describe(const Usage& usage) {
     const double kept = static_cast<double>(usage.computed) / static_cast<double>(usage.eligible);
     return text + "; " + Number("%.0f %%", 100 * (1 - kept)) + " of the tiles of prompts were skipped";
   }
-  if (usage.impossible > 0 && usage.few == 0) {
+  if (usage.impossible > 0 && usage.few + usage.stays == 0) {
     return "computed nothing: attention of these types or shapes is none of docs/ggml.md";
   }
-  if (usage.few > 0) {
+  if (usage.few + usage.stays > 0) {
     return "computed nothing: no prompt had more than " + std::to_string(SPARGE_FEW_QUERIES) +
-           " tokens, and no context more than " + std::to_string(SPARGE_DECODE_KEYS);
+           " tokens, and answers are taken from " + std::to_string(SPARGE_DECODE_KEYS) +
+           " tokens of context on, from one cache in f16, bf16 or f32";
   }
   return usage.taken > 0 ? "computed nothing: the program ended before its first prompt"
                          : "computed nothing: no flash attention was asked for (is it off? -fa on)";
@@ -73,7 +74,20 @@ void SayLoaded(const Settings& settings, const char* ggml_version, const char* i
 void NoteAsked(Asked asked) {
   const std::lock_guard lock(All().mutex);
   Usage& usage = All().usage;
-  ++(asked == Asked::kTaken ? usage.taken : asked == Asked::kFew ? usage.few : usage.impossible);
+  switch (asked) {
+    case Asked::kTaken:
+      ++usage.taken;
+      break;
+    case Asked::kFew:
+      ++usage.few;
+      break;
+    case Asked::kStays:
+      ++usage.stays;
+      break;
+    case Asked::kImpossible:
+      ++usage.impossible;
+      break;
+  }
 }
 
 void NoteComputed(int64_t queries, double ms) {

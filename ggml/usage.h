@@ -11,12 +11,12 @@
 namespace sparge::ggml {
 
 // What became of an attention that the program asked for.
-enum class Asked { kTaken, kFew, kImpossible };
+enum class Asked { kTaken, kFew, kStays, kImpossible };  // kStays: few queries, enough keys, but not for us
 
 // What was asked for and done, over all contexts of the program.
 struct Usage {
-  int64_t taken = 0, few = 0, impossible = 0;  // asked for, maybe several times for one operation
-  int64_t prompts = 0, steps = 0;              // operations that were computed: of many queries, of few
+  int64_t taken = 0, few = 0, stays = 0, impossible = 0;  // asked for, maybe several times for one operation
+  int64_t prompts = 0, steps = 0;                         // operations that were computed: of many queries, of few
   double ms = 0;
   int64_t eligible = 0, computed = 0;  // tiles, of contexts that were freed
 };

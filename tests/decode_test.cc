@@ -102,7 +102,8 @@ TEST(Decode, StepsAfterAPrompt) {
       EXPECT_EQ(steps.Check(1, 640), 0.9);  // complete, and unchanged: packed now
       EXPECT_EQ(steps.Check(1, 640), 1.0);
       EXPECT_EQ(steps.Check(1, 641), 10 / 11.0);
-      // More keys than the cache has blocks of: packed at once.
+      // Many keys more: from the tensors once, then packed at once.
+      steps.Check(1, 1500);
       steps.Check(1, 1500);
       EXPECT_EQ(steps.Check(1, 1500), 1.0);
     }
@@ -143,10 +144,10 @@ TEST(Decode, EveryChangeIsSeen) {
     EXPECT_EQ(steps.Check(1, 1024), 15 / 16.0);
     EXPECT_EQ(steps.Check(1, 1024), 15 / 16.0);
     EXPECT_EQ(steps.Check(1, 1024), 1.0);
-    steps.Change(64, 128, 5);  // beyond the units of the others: from the tensors, call after call
+    steps.Change(64, 128, 40);  // beyond the units of the others: from the tensors, call after call
     for (int i = 0; i < 3; ++i) EXPECT_EQ(steps.Check(1, 1024), 15 / 16.0);
-    steps.Change(0, 1024, 0.3f);  // a shifted context
-    EXPECT_LT(steps.Check(1, 1024), 1.0);
+    steps.Change(0, 1024, 0.3f);                                       // a shifted context
+    for (int i = 0; i < 2; ++i) EXPECT_LT(steps.Check(1, 1024), 1.0);  // once from the tensors, then packed
     EXPECT_EQ(steps.Check(1, 1024), 1.0);
     EXPECT_EQ(steps.Check(1, 700), 10 / 11.0);  // what came after it was removed
     // A prompt again takes what is there, and leaves what comes after it to the next.
@@ -166,13 +167,41 @@ TEST(Decode, RunsOfChangesAreSeenWhileKeysGrow) {
   steps.Change(200, 222, 1);  // 22 neighbours
   EXPECT_LT(steps.Check(1, 1027), 16 / 17.0);
   steps.Change(100, 1027, 1);
-  EXPECT_LT(steps.Check(1, 1028), 0.5);
-  EXPECT_EQ(steps.Check(1, 1029), 16 / 17.0);
-  steps.Change(1028, 1029, -1);  // the last one, replaced
-  EXPECT_EQ(steps.Check(1, 1029), 16 / 17.0);
-  EXPECT_EQ(steps.Check(5, 1034), 16 / 17.0);  // drafts, three of which are refused
-  steps.Change(1031, 1034, -1);
-  EXPECT_EQ(steps.Check(5, 1036), 16 / 17.0);
+  for (int64_t keys = 1028; keys < 1030; ++keys) EXPECT_LT(steps.Check(1, keys), 0.5);
+  EXPECT_EQ(steps.Check(1, 1030), 16 / 17.0);
+  steps.Change(1029, 1030, -1);  // the last one, replaced
+  EXPECT_EQ(steps.Check(1, 1030), 16 / 17.0);
+  EXPECT_EQ(steps.Check(5, 1035), 16 / 17.0);  // drafts, three of which are refused
+  steps.Change(1032, 1035, -1);
+  EXPECT_EQ(steps.Check(5, 1037), 16 / 17.0);
+  // Other keys that lie elsewhere are looked at as a whole, though there is just one more.
+  Steps other(context);
+  std::swap(other.memory, steps.memory);
+  other.p.k.Set(0, 0, 700, 0, 3);
+  other.Check(1, 1038);
+}
+
+// Two texts that take turns are read from the tensors, and nothing is packed for nothing.
+TEST(Decode, TextsThatTakeTurns) {
+  const Context context(2);
+  Steps a(context), b(context, {.seed = 9});
+  a.Check(1, 1000);
+  for (int i = 0; i < 3; ++i) {
+    std::swap(a.memory, b.memory);
+    EXPECT_EQ(b.Check(1, 1001 + 2 * i), 0.0);
+    std::swap(a.memory, b.memory);
+    EXPECT_GT(a.Check(1, 1002 + 2 * i), 0.9);
+  }
+}
+
+TEST(Decode, AQueryThatIsNotFinite) {
+  const Context context(2);
+  Steps steps(context);
+  steps.p.desc.window = 8;
+  steps.Run(128, 640);
+  steps.p.q.Set(0, 2, 651, 5, kNan);
+  const Result result = steps.Run(1, 652);  // all that it sees is in a block that is not packed
+  for (int64_t h = 0; h < 6; ++h) EXPECT_EQ(std::isnan(result.o.Get(0, h, 0, 0)), h == 2) << h;
 }
 
 TEST(Decode, MasksSlopesSinksAndCaps) {

@@ -209,7 +209,8 @@ TEST(GgmlUsage, Lines) {
   usage.impossible = 1;
   EXPECT_NE(Describe(usage).find("types or shapes"), std::string::npos);
   usage.few = 1;
-  EXPECT_NE(Describe(usage).find("no prompt had more than 64 tokens, and no context more than 512"), std::string::npos);
+  EXPECT_NE(Describe(usage).find("no prompt had more than 64 tokens, and answers are taken from 512"),
+            std::string::npos);
   usage.prompts = 1;
   usage.steps = 2;
   usage.ms = 1234;

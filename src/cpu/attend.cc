@@ -32,7 +32,9 @@ HeadChoice TakeHeadsAsTheyAre(const Plan& plan, bool first, bool last, const Dec
   for (int64_t h = 0; h < plan.q_heads; ++h) {
     const HeadSetting setting = plan.calibration->Setting(h);
     decisions.params[h] = setting.params;
-    decisions.active[h] = first == last || setting.needs_int16 == last;
+    // Another call may change the setting in between: what the first plan leaves is the last one's.
+    decisions.active[h] = first ? last || !setting.needs_int16 : !decisions.done[h];
+    decisions.done[h] = first && decisions.active[h];
   }
   return {decisions.params, decisions.active};
 }

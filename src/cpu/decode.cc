@@ -99,11 +99,13 @@ struct Decoder {
 
   // Of the i-th key block of all sequences in the cache.
   int64_t Place(int64_t i) const { return i / plan.k_blocks * plan.cache_blocks + i % plan.k_blocks; }
+  uint64_t PlaceOfKeys(int64_t sequence) const;
   uint64_t LookAt(int64_t sequence, int64_t block) const;
   void PackQueries(int32_t worker, int64_t kv_unit) const;
   bool IsSeen(int64_t sequence, int64_t kv_head, int64_t block, uint64_t* masked) const;
   float SkipOf(const QueryRun& run) const;
   void ChooseLeast(const QueryRun& run) const;
+  bool KeepsAll(const QueryRun& run) const;
   KernelArgs ArgsOf(const QueryRun& run, const QueryRows& rows, int64_t lanes, const uint64_t* masked) const;
   void ComputePart(int32_t worker, int64_t part, int64_t kv_unit) const;
   void AddDirect(int32_t worker, const QueryRun& run, const uint64_t* masked, const int32_t* kept, int64_t count,
@@ -112,12 +114,20 @@ struct Decoder {
   void Count(sparge_stats& stats) const;
 };
 
+// Where the keys of a sequence lie: others lie elsewhere, mostly.
+uint64_t Decoder::PlaceOfKeys(int64_t sequence) const {
+  const std::byte* data = SequenceData(plan, args.k, sequence, 0, 0);
+  const auto strides = static_cast<uint64_t>(args.k.head_stride) << 32 ^ static_cast<uint64_t>(args.k.token_stride);
+  return Mix(reinterpret_cast<uintptr_t>(data), strides);
+}
+
 // GlanceAt, or what it was: if there are just as many new keys as queries, these are theirs, and older ones change in
 // longer runs only (a shifted context, another one that was loaded), which a few tokens show.
 uint64_t Decoder::LookAt(int64_t sequence, int64_t block) const {
   const int64_t place = sequence * plan.cache_blocks + block;
   const int64_t before = packed.cache.keys_seen[sequence];
-  const bool grown = plan.mask == SPARGE_MASK_NONE && before > 0 && before + plan.q_tokens == plan.kv_tokens;
+  const bool grown = plan.mask == SPARGE_MASK_NONE && before > 0 && before + plan.q_tokens == plan.kv_tokens &&
+                     packed.cache.place_seen[sequence] == PlaceOfKeys(sequence);
   const uint64_t sample = SampleAt(plan, args, sequence, block);
   const bool same = std::exchange(packed.cache.sample[place], sample) == sample;
   if (grown && same && (block + 1) * kBlockK <= before) return packed.cache.seen[place];
@@ -162,6 +172,12 @@ void Decoder::ChooseLeast(const QueryRun& run) const {
   }
 }
 
+// Some row needs every tile.
+bool Decoder::KeepsAll(const QueryRun& run) const {
+  const float* const least = memory.least + RowOf(plan, run.sequence, run.head, run.query);
+  return std::any_of(least, least + run.count, [](float x) { return x <= 0; });
+}
+
 KernelArgs Decoder::ArgsOf(const QueryRun& run, const QueryRows& rows, int64_t lanes, const uint64_t* masked) const {
   KernelArgs k{};
   k.query = {rows.rows, lanes, rows.factor, rows.shift, run.query, static_cast<int>(run.count), run.over_heads ? 0 : 1};
@@ -196,6 +212,7 @@ void Decoder::ComputePart(int32_t worker, int64_t part, int64_t kv_unit) const {
     k.kept_count = ready_count;
     k.skip = SkipOf(run);
     k.foresee = true;
+    k.foresee_values = std::isinf(k.skip) && (part == 0 || KeepsAll(run));
     if (part > 0) {
       k.known = StateOf(0, row).m;
       k.least = memory.least + row;
@@ -224,7 +241,9 @@ void Decoder::AddDirect(int32_t worker, const QueryRun& run, const uint64_t* mas
   plan.kernel().attend_direct(k);
   const auto inverse_unit = static_cast<float>(1.0 / packed.units[plan.KvUnit(run.sequence, kv_head)].v_unit);
   for (int64_t i = 0; i < run.count * channels; ++i) k.state.o[i] *= inverse_unit;
-  for (int64_t r = 0; plan.softcap == 0 && r < run.count; ++r) k.state.m[r] -= shift[r];
+  for (int64_t r = 0; plan.softcap == 0 && r < run.count; ++r) {
+    if (!std::isnan(shift[r])) k.state.m[r] -= shift[r];  // a query that is not finite: FinishRows
+  }
   JoinStates(to, k.state, run.count, channels);
 }
 
@@ -299,27 +318,33 @@ KeyBlockCounts RefreshCache(const Plan& plan, const HeadChoice& heads, const spa
       memory.glance[i] = decoder.LookAt(i / plan.k_blocks, i % plan.k_blocks);
     }
   });
-  for (int64_t s = 0; s < plan.sequence_count(); ++s) packed.cache.keys_seen[s] = plan.kv_tokens;
+  for (int64_t s = 0; s < plan.sequence_count(); ++s) {
+    packed.cache.keys_seen[s] = plan.kv_tokens;
+    packed.cache.place_seen[s] = decoder.PlaceOfKeys(s);
+  }
   KeyBlockCounts counts{};
-  bool repack = false, settled = false;  // settled: some block that is not packed has not changed since the last call
+  bool repack = false;
+  int64_t settled = 0;  // blocks that are not packed and have not changed since the last call
   for (int64_t unit = 0; unit < plan.sequence_count() * plan.kv_heads; ++unit) {
     const int64_t sequence = unit / plan.kv_heads, kv_head = unit % plan.kv_heads;
     if (!heads.KvActive(plan, kv_head)) continue;
-    int64_t ready = 0;
+    int64_t waiting = 0, ripe = 0;
     for (int64_t j = 0; j < plan.k_blocks; ++j) {
       const int64_t i = sequence * plan.k_blocks + j;
-      const bool is_ready = decoder.IsReady(sequence, kv_head, j);
-      ready += is_ready;
-      settled = settled || (!is_ready && packed.cache.seen[decoder.Place(i)] == memory.glance[i]);
+      if (decoder.IsReady(sequence, kv_head, j)) continue;
+      ++waiting;
+      ripe += packed.cache.seen[decoder.Place(i)] == memory.glance[i];
     }
     counts.all += plan.k_blocks;
-    counts.reused += ready;
-    repack =
-        repack || packed.cache.centred[unit] == 0 || plan.k_blocks - ready > std::max(kMostWaiting, plan.k_blocks / 8);
+    counts.reused += plan.k_blocks - waiting;
+    settled += ripe;
+    // Keys of two texts that take turns are never ripe, and packing them would only be a loss.
+    const bool many = waiting > std::max(kMostWaiting, plan.k_blocks / 8) && 2 * ripe >= waiting;
+    repack = repack || packed.cache.centred[unit] == 0 || many;
   }
   if (repack) {
     counts = PackAll(plan, heads, args, /*with_values=*/true, packed);
-  } else if (settled) {
+  } else if (settled > 0) {
     ForEach(executor, plan.kv_heads * all, [&](int32_t worker, int64_t i) {
       const int64_t kv_head = i / all, sequence = i % all / plan.k_blocks, block = i % plan.k_blocks;
       if (!heads.KvActive(plan, kv_head) || decoder.IsReady(sequence, kv_head, block)) return;

@@ -23,6 +23,9 @@ double UnitFor(float max_abs) {
   return std::ldexp(1.0, std::clamp(std::ilogb(max_abs), -100, 127));
 }
 
+// Blocks that come later may be somewhat larger than all before. Powers of two round nothing.
+double WithRoom(double unit) { return unit < 0x1p60 ? 4 * unit : unit; }
+
 bool SummarisesKeys(const Plan& plan) { return plan.predicts() && plan.predictor->summarises_keys; }
 
 // All that the block functions share.
@@ -121,7 +124,7 @@ void Packer::ChooseUnits(int32_t worker, int64_t index) const {
     v_max = std::max(v_max, packed.block_max[2 * j + 1]);
     tokens += packed.finite[j];
   }
-  const KeyUnits needed{UnitFor(k_max), UnitFor(v_max)};
+  KeyUnits needed{UnitFor(k_max), UnitFor(v_max)};
   // Keys near the largest float are not centred: the difference could overflow, and softmax is one-hot there anyway.
   const bool centre = tokens > 0 && k_max <= 0x1p126f;
   KeyUnits& units = packed.units[index];
@@ -132,6 +135,7 @@ void Packer::ChooseUnits(int32_t worker, int64_t index) const {
     ForgetBlocks(first, s);
     return;
   }
+  if (packed.cache.centred != nullptr) needed = {WithRoom(needed.k_unit), WithRoom(needed.v_unit)};
   units = needed;
   ChooseCentre(worker, index, centre ? tokens : 0);
 }
@@ -272,7 +276,8 @@ void LayKeys(const Plan& plan, Arena& arena, Packed& p) {
                arena.Take<uint64_t>(k_blocks),
                arena.Take<uint64_t>(plan.sequence_count() * plan.cache_blocks),
                arena.Take<uint64_t>(plan.sequence_count() * plan.cache_blocks),
-               arena.Take<int64_t>(plan.sequence_count())};
+               arena.Take<int64_t>(plan.sequence_count()),
+               arena.Take<uint64_t>(plan.sequence_count())};
   }
   p.units = arena.Take<KeyUnits>(heads);
   p.key_mean = arena.Take<float>(heads * plan.dim_pad());

@@ -37,9 +37,10 @@ struct KeyCache {
   uint8_t* stale;      // per key block: to be packed in this call
   uint64_t* glance;    // per key block: GlanceAt of the tokens that are packed there
   // What the last call that decodes saw. Per sequence and its key blocks: GlanceAt and SampleAt; per sequence: how many
-  // keys, 0 if a prompt has come since.
+  // keys (0 if a call has come since that did not look), and where.
   uint64_t *seen, *sample;
   int64_t* keys_seen;
+  uint64_t* place_seen;
 };
 
 // Everything packed. Blocks are indexed by Problem::QueryBlock and Problem::KeyBlock.

@@ -49,7 +49,7 @@ void Layer::Run(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args,
 
 // Whether these few queries can take the keys of the calls before.
 bool Layer::StepsOn(const sparge_plan_desc& desc) {
-  if (MostQueries(desc) > SPARGE_FEW_QUERIES) return false;
+  if (!Decodes(settings_, desc, 0, /*kept=*/true)) return false;
   const std::lock_guard keys_lock(keys_mutex_);
   const int64_t before = std::exchange(last_step_, desc.kv_tokens);
   return Decodes(settings_, desc, before, keys_.size() > 0);
@@ -58,7 +58,7 @@ bool Layer::StepsOn(const sparge_plan_desc& desc) {
 void Layer::Decode(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args) {
   FillDecode(settings_, desc);
   std::shared_ptr<sparge_calibration> calibration;  // lives until the call is over
-  if (settings_.Calibrates()) calibration = CalibrationForStep(desc);
+  if (desc.select == SPARGE_SELECT_AUTO) calibration = CalibrationForStep(desc);
   desc.calibration = calibration.get();
   RunKeepingKeys(runner, desc, args);
   Add(desc, Tiles::kAll, *args.stats);

@@ -104,7 +104,8 @@ bool Decodes(const LayerSettings& settings, const sparge_plan_desc& desc, int64_
 
 // As prompts do, so that the cache is laid alike.
 void FillDecode(const LayerSettings& settings, sparge_plan_desc& desc) {
-  Fill(settings, settings.preset ? Tiles::kPreset : settings.Calibrates() ? Tiles::kAuto : Tiles::kAll, 0, desc);
+  const Tiles prompt = settings.preset ? Tiles::kPreset : settings.Calibrates() ? Tiles::kAuto : Tiles::kAll;
+  Fill(settings, desc.kv_tokens < settings.min_keys ? Tiles::kAll : prompt, 0, desc);
   desc.dense_tail = 0;
   desc.least_effort = 0;
   desc.decode = 1;

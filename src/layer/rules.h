@@ -52,7 +52,7 @@ Tiles ChooseTiles(const LayerSettings& settings, const sparge_plan_desc& desc, b
 int64_t MostQueries(const sparge_plan_desc& desc);
 
 // Few queries, which take the keys that calls before them left packed. `before`: keys of the last call of few queries,
-// 0 if there was none; `kept`: a prompt has left keys.
+// 0 if there was none; `kept`: calls have left keys.
 bool Decodes(const LayerSettings& settings, const sparge_plan_desc& desc, int64_t before, bool kept);
 // Fills in what Fill does not, for tiles of prompts.
 void FillDecode(const LayerSettings& settings, sparge_plan_desc& desc);

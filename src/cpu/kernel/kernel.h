@@ -126,7 +126,8 @@ struct KernelArgs {
   // Per row: PV of a tile is left out as well if the sum of 2^(s - known) over its keys is below this for every row of
   // a group; NULL = none.
   const float* least;
-  bool foresee;  // so few rows that a tile is read from memory for them: the next one is asked for in time
+  // So few rows that a tile is read from memory for them: the next one is asked for in time, values if all are needed.
+  bool foresee, foresee_values;
   RowState state;
   uint8_t* pv_groups;  // result, per key block: row groups whose PV was computed, of kept ones only; NULL = not wanted
 };

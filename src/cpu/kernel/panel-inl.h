@@ -71,7 +71,7 @@ HWY_INLINE void Panel(const Operands& in, const Start& start, const Done& done) 
   });
 }
 
-// `rows` rows x kVectors vectors from `lane` on, in panels of kRowsPerPanel, 2 and 1 rows.
+// `rows` rows x kVectors vectors from `lane` on, in panels of kRowsPerPanel, 4, 3, 2 and 1 rows.
 template <class Dot, int kVectors, class Start, class Done>
 HWY_INLINE void PanelColumn(Operands in, int rows, int64_t lane, const Start& start, const Done& done) {
   in.a += in.first * kLaneBytes;

@@ -349,7 +349,7 @@ HWY_INLINE void ForeseeTile(const KernelArgs& args, int64_t i) {
   const int64_t key_bytes = args.query.row_lanes * kBlockK * kLaneBytes;
   const int64_t value_bytes = kBlockK / PerLane(P::kPrecision) * args.blocks.channels * kLaneBytes;
   if (i + 1 < args.kept_count) ask(args.blocks.keys + args.kept[i + 1] * key_bytes, key_bytes);
-  if (std::isinf(args.skip)) ask(args.blocks.values + args.kept[i] * value_bytes, value_bytes);
+  if (args.foresee_values) ask(args.blocks.values + args.kept[i] * value_bytes, value_bytes);
 }
 
 template <class P>
