@@ -85,10 +85,13 @@ uint64_t Glimpse(const TokenRows& tokens) {
     last = hn::Add(last, token.last);
     all = hn::Add(all, hn::Xor(token.last, hn::ShiftRight<7>(token.all)));
   }
-  // Lanes differ in what they are multiplied by, so that bytes that change places show.
-  const VU odd = hn::Or(hn::Mul(hn::Iota(U32(), 1), hn::Set(U32(), 0x9E3779B1u)), hn::Set(U32(), 1));
-  const auto sum = [&](VU v) HWY_ATTR { return uint64_t{hn::GetLane(hn::SumOfLanes(U32(), hn::Mul(v, odd)))}; };
-  return Mix(sum(last) << 32 | sum(hn::Xor(all, hn::ShiftRight<15>(all))), static_cast<uint64_t>(tokens.count));
+  // Lanes one after the other, so that bytes that change places show.
+  HWY_ALIGN uint32_t lanes[2 * kLanes];
+  hn::Store(last, U32(), lanes);
+  hn::Store(all, U32(), lanes + kLanes);
+  uint64_t sum = static_cast<uint64_t>(tokens.count);
+  for (int i = 0; i < kLanes; ++i) sum = Mix(sum, uint64_t{lanes[i]} << 32 | lanes[kLanes + i]);
+  return sum;
 }
 
 }  // namespace HWY_NAMESPACE

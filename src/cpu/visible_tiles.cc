@@ -52,7 +52,8 @@ MaskTile ClassifyTile(const Problem& problem, const sparge_run_args& args, const
 bool IsVisible(const Problem& problem, const sparge_run_args& args, const TileRows& row, int64_t block,
                uint64_t* masked) {
   const Range keys{block * kBlockK, (block + 1) * kBlockK};
-  if (!Overlaps(problem.sequences[row.id.sequence].visible.KeysOfAny(row.first, row.last), keys)) return false;
+  const Range seen = problem.sequences[row.id.sequence].visible.KeysOfAny(row.first, row.last);
+  if (seen.empty() || !Overlaps(seen, keys)) return false;
   if (masked == nullptr) return true;
   const MaskTile tile = ClassifyTile(problem, args, row, keys);
   if (tile == MaskTile::kMixed) SetBit(masked, block);
