@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <sparge/sparge.hpp>
 #include <string>
@@ -14,10 +13,13 @@
 #include <vector>
 
 #include "cli/bench_data.h"
+#include "cli/bench_verify.h"
 #include "cli/machine.h"
+#include "cli/metrics.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
 #include "cli/progress.h"
+#include "cli/report.h"
 #include "cli/text.h"
 
 namespace sparge::cli {
@@ -27,8 +29,6 @@ namespace {
 constexpr int64_t kBytesOfAll = int64_t{256} << 20;
 constexpr int64_t kMostLayers = 32;
 constexpr int64_t kDefaultRounds = 15;
-// Rounding to 8 bits of the noise that is decoded here; docs/numerics.md.
-constexpr double kMostError = 0.05;
 
 double MsOf(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();
@@ -122,15 +122,6 @@ class Model {
   std::vector<float> out_;
 };
 
-double RelativeL1(const std::vector<float>& a, const std::vector<float>& b) {
-  double difference = 0, size = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    difference += std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-    size += std::fabs(static_cast<double>(b[i]));
-  }
-  return size > 0 ? difference / size : 0;
-}
-
 // Keys grow by the queries' own from step to step, and both ways take turns.
 DecodeResult Measure(const Context& context, const BenchCase& c, int64_t rounds) {
   DecodeResult result{c};
@@ -142,8 +133,11 @@ DecodeResult Measure(const Context& context, const BenchCase& c, int64_t rounds)
     const double tensors_us = model.Step(keys, false);
     const std::vector<float> expected = model.out();
     const double packed_us = model.Step(keys, true);
-    result.error = std::max(result.error, RelativeL1(model.out(), expected));
-    if (i == 0) continue;  // finds the first memory
+    ErrorTotals totals;
+    totals.Add(model.out(), expected);
+    if (!std::isnan(result.error))
+      result.error = std::max(totals.RelativeL1(), result.error);  // NaN comes first, and stays
+    if (i == 0) continue;                                          // finds the first memory
     result.tensors_us = std::min(result.tensors_us, tensors_us);
     result.packed_us = std::min(result.packed_us, packed_us);
   }
@@ -196,8 +190,8 @@ std::string Text(const std::vector<DecodeResult>& results, const char* isa) {
          "\nus: of one layer, its keys in memory and not in a cache; memory's GB/s were measured by reading only.\n";
 }
 
-std::string Json(const std::vector<DecodeResult>& results, const char* isa) {
-  nlohmann::ordered_json json{{"cpu", CpuName()}, {"isa", isa}, {"cases", nlohmann::ordered_json::array()}};
+std::string JsonText(const std::vector<DecodeResult>& results, const char* isa) {
+  Json json{{"cpu", CpuName()}, {"isa", isa}, {"cases", Json::array()}};
   for (const DecodeResult& r : results) {
     json["cases"].push_back({{"depth", r.c.tokens},
                              {"queries", r.c.queries},
@@ -211,7 +205,7 @@ std::string Json(const std::vector<DecodeResult>& results, const char* isa) {
                              {"memory_gb_per_s", r.bandwidth},
                              {"error", r.error}});
   }
-  return json.dump(2) + "\n";
+  return Dump(json);
 }
 
 }  // namespace
@@ -228,8 +222,8 @@ int BenchDecode(const BenchOptions& options) {
     results.back().bandwidth = ReadBandwidth(c.threads);
     progress.Step();
   }
-  PrintOut(options.json ? Json(results, isa.c_str()) : Text(results, isa.c_str()));
-  const auto wrong = [](const DecodeResult& r) { return !(r.error <= kMostError); };
+  PrintOut(options.json ? JsonText(results, isa.c_str()) : Text(results, isa.c_str()));
+  const auto wrong = [](const DecodeResult& r) { return !(r.error <= ErrorBound(r.c)); };
   return std::any_of(results.begin(), results.end(), wrong) ? 1 : 0;
 }
 

@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/loaded_call.h"
+#include "cli/machine.h"
 #include "cli/metrics.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
@@ -169,17 +170,8 @@ Json DemoReport(const Context& context, const std::vector<Row>& rows, const Row&
   return json;
 }
 
-std::string DataFolder(const DemoOptions& options) {
-  std::error_code error;
-  if (!options.data.empty()) return options.data;
-  for (const std::string folder : {"data", SPARGE_DATA_DIR}) {
-    if (!folder.empty() && std::filesystem::is_directory(folder, error)) return folder;
-  }
-  throw UsageError("no folder 'data' here; name one with --data");
-}
-
 int Demo(const DemoOptions& options) {
-  const std::string folder = DataFolder(options);
+  const std::string folder = options.data.empty() ? SampleFolder() : options.data;
   const std::vector<std::string> files = FindTensorFiles({folder});
   const Context context(options.threads);
   const std::vector<Row> rows = Measure(context, files);

@@ -42,7 +42,7 @@ Json Defaults() {
   const PlanDesc plan;
   const TunerDesc tuner;
   const Bounds bounds = BoundsOf(layer);
-  const Bounds tune = BoundsOf(tuner, SPARGE_TUNE_PV_ROOM);
+  const Bounds tune = BoundsOf(tuner);
   return {{"select", SelectionOf(Options()).name},
           {io::TargetName(bounds.measure), bounds.target},
           {io::PvName(bounds.measure), bounds.pv},

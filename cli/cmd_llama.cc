@@ -13,6 +13,7 @@
 
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/machine.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
 #include "io/tensor.h"
@@ -33,11 +34,10 @@ struct LlamaOptions {
 // Beside this program: in its build folder, or where both are installed.
 std::string FindBackend() {
   std::error_code error;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
   std::string tried;
   for (const char* folder :
        {"../ggml", ".", "../lib", "../lib64", "../lib/x86_64-linux-gnu", "../lib/aarch64-linux-gnu"}) {
-    const std::filesystem::path file = (program.parent_path() / folder / kBackend).lexically_normal();
+    const std::filesystem::path file = (ProgramFolder() / folder / kBackend).lexically_normal();
     if (std::filesystem::exists(file, error)) return file.string();
     tried += (tried.empty() ? "" : ", ") + file.parent_path().string();
   }

@@ -3,11 +3,14 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <utility>
 
 #include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/machine.h"
 #include "cli/options.h"
 #include "cli/outputs.h"
 #include "cli/progress.h"
@@ -24,7 +27,7 @@ struct TuneOptions {
   std::optional<double> round_l1;
   TunerDesc bounds;
   int32_t threads = 0;
-  bool restart = false, json = false;
+  bool sample = false, restart = false, json = false;
 };
 
 // ------------------------------------------------------------------ stopping
@@ -76,7 +79,9 @@ bool RunWithBar(io::PresetTuner& tuner) {
 }
 
 int Tune(TuneOptions o) {
-  if (o.captures.empty()) throw UsageError("no captures: give a folder with LAYER/SAMPLE.safetensors");
+  if (o.sample && !o.captures.empty()) throw UsageError("--sample " + o.captures + ": one of the two");
+  if (o.sample) o.captures = (std::filesystem::path(SampleFolder()) / kSampleCall).string();
+  if (o.captures.empty()) throw UsageError("no captures: give a folder with LAYER/SAMPLE.safetensors, or --sample");
   if (o.out.empty()) throw UsageError("--out is missing: -o preset.json");
   FillBounds(o);
   const auto start = std::chrono::steady_clock::now();
@@ -102,6 +107,12 @@ int Tune(TuneOptions o) {
   return 0;
 }
 
+constexpr char kFooter[] =
+    "sparge tune --sample -o preset.json                    tries it on recorded heads\n"
+    "sparge tune --target-l2 0.1 captures/ -o preset.json   captures: sparge.capture in Python "
+    "(docs/python-tuning.md)\n"
+    "sparge check --preset preset.json other-captures/      does it hold elsewhere?";
+
 void RegisterBound(CLI::App& app, const std::string& flag, const std::string& help, std::optional<double>& target) {
   AddText(app, flag, "X", help, "Bounds",
           [flag, &target](const std::string& text) { target = ParseNumber(flag, text, SPARGE_TUNE_LEAST, 1); });
@@ -110,9 +121,10 @@ void RegisterBound(CLI::App& app, const std::string& flag, const std::string& he
 }  // namespace
 
 Command AddTune(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("tune", "find parameters per layer and head for error bounds");
+  CLI::App* app = AddVerb(program, "tune", "find parameters per layer and head for error bounds", kFooter);
   const auto o = std::make_shared<TuneOptions>();
   app->add_option("captures", o->captures, "folder with LAYER/SAMPLE.safetensors")->type_name("PATH");
+  app->add_flag("--sample", o->sample, "instead: two recorded heads that come with this program, to try it");
   app->add_option("-o,--out", o->out, "required: the preset, .json")->type_name("FILE");
   const TunerDesc& usual = o->bounds;
   RegisterBound(*app, "--target-l2",

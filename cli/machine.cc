@@ -1,7 +1,9 @@
-// machine.cc - reads /proc/cpuinfo.
+// machine.cc - reads /proc, and looks beside this program.
 #include "cli/machine.h"
 
 #include <fstream>
+
+#include "cli/flags.h"
 
 namespace sparge::cli {
 
@@ -12,6 +14,20 @@ std::string CpuName() {
     if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
   }
   return "unknown";
+}
+
+std::filesystem::path ProgramFolder() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+}
+
+std::string SampleFolder() {
+  std::error_code error;
+  const std::string in_package = (ProgramFolder() / "../data").lexically_normal().string();
+  for (const std::string& folder : {in_package, std::string("data"), std::string(SPARGE_DATA_DIR)}) {
+    if (std::filesystem::exists(std::filesystem::path(folder) / kSampleCall, error)) return folder;
+  }
+  throw UsageError("no folder 'data' here, with the recorded heads that come with this program: give one of your own");
 }
 
 }  // namespace sparge::cli

@@ -68,7 +68,7 @@ void FileReporter::Predict() {
   Plan(context_, desc).Predict(args);
 }
 
-void FileReporter::TimeHead(const HeadCall& slice, HeadReport& report) const {
+HeadTimes FileReporter::TimeHead(const HeadCall& slice) const {
   PlanDesc fp32 = slice.desc;
   fp32.precision = SPARGE_PRECISION_FP32;
   fp32.select = SPARGE_SELECT_ALL;
@@ -84,8 +84,7 @@ void FileReporter::TimeHead(const HeadCall& slice, HeadReport& report) const {
     dense.Run();
     sparse.Run();
   }
-  report.dense_ms = dense.best_ms();
-  report.sparse_ms = sparse.best_ms();
+  return {dense.best_ms(), dense.worst_ms(), sparse.best_ms(), sparse.worst_ms()};
 }
 
 std::vector<FrontierPoint> FileReporter::Frontier(const HeadCall& slice, const std::vector<float>& dense) const {
@@ -144,7 +143,7 @@ HeadReport FileReporter::Measure(int64_t head) const {
   HeadTruth truth;
   report.errors = checker_.Compare(head, truth);
   const HeadCall slice = SliceHead(call_, report.batch, report.head);
-  TimeHead(slice, report);
+  report.times = TimeHead(slice);
   report.frontier = Frontier(slice, truth.o);
   report.panels = Draw(head, truth.mass);
   return report;

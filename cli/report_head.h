@@ -27,10 +27,16 @@ struct Panel {
   Image image;
 };
 
+// Of one head alone, the best and the worst of some rounds: dense fp32, and the shipped path.
+struct HeadTimes {
+  double dense_ms = 0, dense_worst_ms = 0;
+  double sparse_ms = 0, sparse_worst_ms = 0;
+};
+
 struct HeadReport {
   int64_t batch = 0, head = 0;
   StageErrors errors;
-  double dense_ms = 0, sparse_ms = 0;  // this head alone: dense fp32, and the shipped path
+  HeadTimes times;
   std::vector<FrontierPoint> frontier;
   std::vector<Panel> panels;  // empty if there are no tiles; without "predicted" if nothing was predicted
 };
@@ -46,7 +52,7 @@ class FileReporter {
  private:
   TileGrid Grid() const { return {call_.q_blocks(), call_.k_blocks()}; }
   void Predict();
-  void TimeHead(const HeadCall& slice, HeadReport& report) const;
+  HeadTimes TimeHead(const HeadCall& slice) const;
   std::vector<FrontierPoint> Frontier(const HeadCall& slice, const std::vector<float>& dense) const;
   std::vector<Panel> Draw(int64_t head, const std::vector<float>& mass) const;
 

@@ -55,15 +55,20 @@ std::vector<FrontierPoint> MeanFrontier(const std::vector<FileReport>& files) {
   return mean;
 }
 
-Json TimesJson(double dense_ms, double sparse_ms) {
-  return {{"dense_fp32_ms", dense_ms}, {"sparse_ms", sparse_ms}, {"speedup", Number(dense_ms / sparse_ms)}};
+// Spreads: by how much the worst time is above the best, as a share of it.
+Json TimesJson(const HeadTimes& times) {
+  return {{"dense_fp32_ms", times.dense_ms},
+          {"dense_fp32_spread", Number(times.dense_worst_ms / times.dense_ms - 1)},
+          {"sparse_ms", times.sparse_ms},
+          {"sparse_spread", Number(times.sparse_worst_ms / times.sparse_ms - 1)},
+          {"speedup", Number(times.dense_ms / times.sparse_ms)}};
 }
 
 Json HeadJson(size_t file, const FileReport& in, const HeadReport& head, bool with_pictures) {
   Json json = {{"file", file},      {"layer", in.layer},    {"sample", in.sample}, {"batch", head.batch},
                {"head", head.head}, {"tokens", in.queries}, {"keys", in.keys}};
   json.update(ErrorsJson(head.errors));
-  json.update(TimesJson(head.dense_ms, head.sparse_ms));
+  json.update(TimesJson(head.times));
   json["frontier"] = FrontierJson(head.frontier);
   if (!with_pictures) return json;
   json["pictures"] = Json::object();
@@ -98,16 +103,18 @@ Json ColorsJson() {
 
 Json TotalJson(const std::vector<FileReport>& files) {
   StageErrors total;
-  double dense_ms = 0, sparse_ms = 0;
+  HeadTimes times;
   for (const FileReport& file : files) {
     for (const HeadReport& head : file.heads) {
       total.Add(head.errors);
-      dense_ms += head.dense_ms;
-      sparse_ms += head.sparse_ms;
+      times.dense_ms += head.times.dense_ms;
+      times.dense_worst_ms += head.times.dense_worst_ms;
+      times.sparse_ms += head.times.sparse_ms;
+      times.sparse_worst_ms += head.times.sparse_worst_ms;
     }
   }
   Json json = ErrorsJson(total);
-  json.update(TimesJson(dense_ms, sparse_ms));
+  json.update(TimesJson(times));
   return json;
 }
 

@@ -60,6 +60,7 @@ void TimedCall::Run() {
   runner_.Run(args_);
   const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
   best_ms_ = std::min(best_ms_, elapsed.count());
+  worst_ms_ = std::max(worst_ms_, elapsed.count());
 }
 
 void RunProblem(const Context& context, LoadedCall& call, const RunArgs& args) {

@@ -36,7 +36,7 @@ class Runner {
   std::optional<Plan> plan_;
 };
 
-// A call with its result and its best time. It has been made until it settled; that counts as no time.
+// A call with its result, its best time and its worst. It has been made until it settled; that counts as no time.
 class TimedCall {
  public:
   // The context must outlive it, and what `args` point to.
@@ -47,6 +47,7 @@ class TimedCall {
 
   void Run();
   double best_ms() const { return best_ms_; }
+  double worst_ms() const { return worst_ms_; }
   const Stats& stats() const { return stats_; }
   const std::vector<float>& o() const { return o_; }
 
@@ -56,7 +57,7 @@ class TimedCall {
   RunArgs args_;
   Stats stats_;
   std::vector<float> o_;
-  double best_ms_ = std::numeric_limits<double>::infinity();
+  double best_ms_ = std::numeric_limits<double>::infinity(), worst_ms_ = 0;
 };
 
 // RunSettled for all heads; what a layer chose goes into `call`.

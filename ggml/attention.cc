@@ -245,8 +245,9 @@ void Attention::Compute(const Operands& op) {
     ComputeTogether(op, shape, layer, args);
   }
   ++layer.times.calls;
-  layer.times.total_ms += watch.Ms();
-  NoteComputed(op.queries(), watch.Ms());
+  const double ms = watch.Ms();
+  layer.times.total_ms += ms;
+  NoteComputed(op.queries(), ms);
 }
 
 void Attention::WriteStatistics() const {

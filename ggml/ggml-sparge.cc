@@ -151,10 +151,10 @@ bool SupportsOp(ggml_backend_dev_t, const ggml_tensor* op) {
   }
   if (op->op != plugin->attention || plugin->settings.mode == Mode::kOff) return false;
   const Operands operands(op);
-  const Asked few = operands.keys() > SPARGE_DECODE_KEYS ? Asked::kStays : Asked::kFew;
-  const Asked asked = !CanCompute(operands) ? Asked::kImpossible : IsWorthwhile(operands) ? Asked::kTaken : few;
-  NoteAsked(asked);
-  return asked == Asked::kTaken;
+  const bool possible = CanCompute(operands);
+  const bool taken = possible && IsWorthwhile(operands);
+  NoteAsked(taken ? &Usage::taken : possible ? &Usage::few : &Usage::impossible);
+  return taken;
 }
 
 ggml_backend_device_i DeviceTable() {

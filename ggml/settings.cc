@@ -66,6 +66,7 @@ void RefuseIdle(const Settings& settings) {
       refuse(name, mode);
     }
   }
+  if (settings.precision == SPARGE_PRECISION_FP32) refuse("SPARGE_DECODE", "SPARGE_PRECISION=fp32");
   if (settings.preset) {
     for (const char* name : {"SPARGE_TARGET_L2", "SPARGE_TARGET_L1"}) refuse(name, "SPARGE_PRESET");
   }

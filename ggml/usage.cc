@@ -17,10 +17,6 @@ Shared& All() {
   return *all;
 }
 
-std::string Count(int64_t number, const char* one, const char* many) {
-  return std::to_string(number) + " " + (number == 1 ? one : many);
-}
-
 std::string Number(const char* format, double value) {
   char text[64];
   std::snprintf(text, sizeof(text), format, value);
@@ -31,17 +27,17 @@ std::string Number(const char* format, double value) {
 
 std::string Describe(const Usage& usage) {
   if (usage.prompts + usage.steps > 0) {
-    const std::string text = "computed " + Count(usage.prompts, "attention call", "attention calls") +
-                             " of prompts and " + std::to_string(usage.steps) + " of answers in " +
-                             Number("%.2f s", usage.ms / 1e3);
+    const std::string text = "computed " + std::to_string(usage.prompts) +
+                             (usage.prompts == 1 ? " attention call" : " attention calls") + " of prompts and " +
+                             std::to_string(usage.steps) + " of answers in " + Number("%.2f s", usage.ms / 1e3);
     if (usage.eligible == 0) return text;
     const double kept = static_cast<double>(usage.computed) / static_cast<double>(usage.eligible);
     return text + "; " + Number("%.0f %%", 100 * (1 - kept)) + " of the tiles of prompts were skipped";
   }
-  if (usage.impossible > 0 && usage.few + usage.stays == 0) {
+  if (usage.impossible > 0 && usage.few == 0) {
     return "computed nothing: attention of these types or shapes is none of docs/ggml.md";
   }
-  if (usage.few + usage.stays > 0) {
+  if (usage.few > 0) {
     return "computed nothing: no prompt had more than " + std::to_string(SPARGE_FEW_QUERIES) +
            " tokens, and answers are taken from " + std::to_string(SPARGE_DECODE_KEYS) +
            " tokens of context on, from one cache in f16, bf16 or f32";
@@ -71,23 +67,9 @@ void SayLoaded(const Settings& settings, const char* ggml_version, const char* i
   });
 }
 
-void NoteAsked(Asked asked) {
+void NoteAsked(int64_t Usage::*what) {
   const std::lock_guard lock(All().mutex);
-  Usage& usage = All().usage;
-  switch (asked) {
-    case Asked::kTaken:
-      ++usage.taken;
-      break;
-    case Asked::kFew:
-      ++usage.few;
-      break;
-    case Asked::kStays:
-      ++usage.stays;
-      break;
-    case Asked::kImpossible:
-      ++usage.impossible;
-      break;
-  }
+  ++(All().usage.*what);
 }
 
 void NoteComputed(int64_t queries, double ms) {

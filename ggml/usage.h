@@ -10,13 +10,10 @@
 
 namespace sparge::ggml {
 
-// What became of an attention that the program asked for.
-enum class Asked { kTaken, kFew, kStays, kImpossible };  // kStays: few queries, enough keys, but not for us
-
 // What was asked for and done, over all contexts of the program.
 struct Usage {
-  int64_t taken = 0, few = 0, stays = 0, impossible = 0;  // asked for, maybe several times for one operation
-  int64_t prompts = 0, steps = 0;                         // operations that were computed: of many queries, of few
+  int64_t taken = 0, few = 0, impossible = 0;  // asked for, maybe several times for one operation
+  int64_t prompts = 0, steps = 0;              // operations that were computed: of many queries, of few
   double ms = 0;
   int64_t eligible = 0, computed = 0;  // tiles, of contexts that were freed
 };
@@ -29,7 +26,7 @@ std::string Describe(const Settings& settings);
 void SayLoaded(const Settings& settings, const char* ggml_version, const char* isa);
 
 // From any thread.
-void NoteAsked(Asked asked);
+void NoteAsked(int64_t Usage::*what);  // taken, few or impossible
 void NoteComputed(int64_t queries, double ms);
 void NoteTiles(const Totals& totals);
 

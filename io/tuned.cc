@@ -13,7 +13,7 @@ namespace sparge::io {
 namespace {
 
 PresetBounds PresetBoundsOf(const TunerDesc& desc) {
-  const Bounds bounds = BoundsOf(desc, SPARGE_TUNE_PV_ROOM);
+  const Bounds bounds = BoundsOf(desc);
   return {bounds.measure, bounds.target, bounds.pv, desc.round_l1};
 }
 

@@ -1,5 +1,5 @@
 // What a device does. Problems, selection and calibration are the same everywhere; how they are computed is not: packed
-// layouts differ by device, so that the seam is the whole run and not the tile. The CPU (src/cpu) is the first device.
+// layouts differ by device, so that the seam is the whole run and not the tile. Devices: src/cpu, src/cuda.
 #ifndef SPARGE_SRC_DEVICE_H_
 #define SPARGE_SRC_DEVICE_H_
 
@@ -40,6 +40,7 @@ class Device {
 
   virtual const char* isa() const = 0;
   virtual int32_t threads() const = 0;
+  virtual bool on_host() const = 0;  // memory is the host's, and a call has done its work when it returns
   virtual std::unique_ptr<DevicePlan> Prepare(std::vector<Problem> problems) const = 0;
   // `out` may be one of the parts.
   virtual void Merge(const MergeShape& shape, std::span<const sparge_partial> parts,

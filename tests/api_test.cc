@@ -76,6 +76,8 @@ TEST(Api, BadPlans) {
       {"cache_tokens=1 is less than kv_tokens", [](PlanDesc& d) { d.cache_tokens = 1; }},
       {"cache_tokens=99 cannot be combined with q_offsets",
        [](PlanDesc& d) { d.batch = 2, d.q_offsets = good, d.kv_offsets = good, d.cache_tokens = 99; }},
+      {"glance=2 is outside 0..1", [](PlanDesc& d) { d.cache_tokens = 99, d.glance = 2; }},
+      {"glance=1 is for keys in a cache, but cache_tokens=0", [](PlanDesc& d) { d.glance = 1; }},
       {"least_effort=-0.5 is outside", [](PlanDesc& d) { d.least_effort = -0.5; }},
       {"least_effort=nan is outside", [=](PlanDesc& d) { d.least_effort = nan; }},
       {"least_effort=0.5 has no effect", [](PlanDesc& d) { d.least_effort = 0.5; }},

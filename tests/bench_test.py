@@ -17,8 +17,10 @@ sys.path.insert(0, str(BENCH))
 import bars  # noqa: E402
 import cases  # noqa: E402
 import compare  # noqa: E402
+import depth  # noqa: E402
 import measure  # noqa: E402
 import peers  # noqa: E402
+import long_prompt as prompt  # noqa: E402
 import report  # noqa: E402
 import setup_env  # noqa: E402
 import sparge_ctypes as sparge  # noqa: E402
@@ -52,6 +54,17 @@ class Binding(unittest.TestCase):
         inputs, run = self.check(cases.Case("kept", 512, 512, 64, 2, 1, kept=0.25), peers.ours("fp32"))
         self.assertEqual(inputs.map.mean(), 0.25)
         self.assertGreater(inputs.error(run.output(), dense=True), 0.1)  # dense attention is something else
+
+    def test_a_prompt_in_batches(self):
+        library = sparge.Library(LIBRARY)
+        context = sparge.Context(library, 1)
+        result = prompt.measure(library, context, prompt.noise(640), 640, 128)
+        tiles = sum(9 * min(2 * (i + 1), 10) for i in range(5))
+        self.assertEqual((result["qk_eligible"], result["qk_computed"]), (tiles, tiles))  # below 1024 keys nothing is skipped
+        self.assertEqual(result["key_blocks"], sum(3 * 2 * (i + 1) for i in range(5)))
+        # The first call keeps nothing; the mean of the second one's four blocks serves until there are twice as many.
+        self.assertEqual(result["key_blocks_reused"], 3 * (4 + 6))
+        self.assertLess(sum(result["ms"][name] for name in (*prompt.SPENT, "kernel")), 1.01 * result["ms"]["total"])
 
     def test_reference_and_errors(self):
         library = sparge.Library(LIBRARY)
@@ -122,6 +135,55 @@ class Writers(unittest.TestCase):
         self.assertEqual(entries["torch fp32"]["missing"], "absent")
         self.assertEqual(entries["OpenVINO fp32"]["missing"], "two lines")
         self.assertGreater(entries["sparge int8"]["time_ms"], 0)
+
+
+# Twice as fast with the backend, slower with depth.
+LLAMA_BENCH = """#!{python}
+import json, os, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+backend = os.environ.get("GGML_BACKEND_PATH")
+if backend and "deaf" not in options["-m"]:
+    print("sparge 0: attention for ggml 0", file=sys.stderr)
+speed = (2 if backend else 1) * 100.0 / (1 + int(options["-d"]) / 512)
+print(json.dumps([dict(avg_ts=speed, stddev_ts=1.0, samples_ts=[speed], cpu_info="x", model_type="y", model_size=1,
+                       build_commit="z", n_gen=options["-n"])]))
+"""
+
+
+class Depth(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        for name in ("model.gguf", "deaf.gguf", "backend.so"):
+            (self.folder / name).touch()
+        program = self.folder / "llama-bench"
+        program.write_text(LLAMA_BENCH.replace("{python}", sys.executable))
+        program.chmod(0o755)
+
+    def measure(self, model, *more):
+        options = depth.parse(["--llama-bench", str(self.folder / "llama-bench"), "--model", str(self.folder / model),
+                               "--backend", str(self.folder / "backend.so"), *more])
+        with contextlib.redirect_stderr(io.StringIO()):
+            return depth.measure(options, self.folder / "depth.json")
+
+    def test_runs_add_up(self):
+        self.measure("model.gguf", "--depths", "0,512")
+        results = self.measure("model.gguf", "--depths", "512,1024")
+        self.assertEqual(json.loads((self.folder / "depth.json").read_text()), results)
+        self.assertEqual(len(results["answers"]), 6)
+        self.assertIn("| 512 | 50.0 ± 1.0 | 100.0 ± 1.0 | 2.00x |", depth.table(results))
+
+    def test_a_backend_that_is_not_loaded_is_no_measurement(self):
+        with self.assertRaisesRegex(SystemExit, "the backend was not loaded"):
+            self.measure("deaf.gguf", "--depths", "0")
+
+    def test_bad_options(self):
+        for bad in ([], ["--llama-bench", "x"], ["--sparge", "x", "--depths", "few"], ["--sparge", "x", "--threads", "0"],
+                    ["--llama-bench", "x", "--model", "/nowhere", "--backend", "/nowhere"]):
+            with self.assertRaises(SystemExit) as stop, contextlib.redirect_stderr(io.StringIO()):
+                depth.parse(bad)
+            self.assertEqual(stop.exception.code, 2)
 
 
 class Lists(unittest.TestCase):

@@ -77,7 +77,7 @@ struct Prompt {
   }
   Result Expected(int64_t begin, int64_t end) const {
     PlanDesc desc = Describe(begin, end);
-    desc.cache_tokens = 0;
+    desc.cache_tokens = desc.glance = 0;
     const Plan plan(context, desc);
     Result result;
     plan.Reference(Arguments(begin, end, result));
@@ -174,6 +174,86 @@ TEST(Cache, EveryChangeIsSeen) {
       }
     }
   }
+}
+
+// Tokens become others, in the tensors of all heads.
+void Replace(Prompt& prompt, int64_t begin, int64_t end) {
+  for (TestTensor* tensor : {&prompt.p.k, &prompt.p.v}) {
+    for (int64_t b = 0; b < tensor->batch; ++b) {
+      for (int64_t h = 0; h < tensor->heads; ++h) {
+        for (int64_t t = begin; t < end; ++t) {
+          for (int64_t d = 0; d < tensor->dim; ++d) tensor->Set(b, h, t, d, 0.5f * tensor->Get(b, h, t, d) - 0.01f);
+        }
+      }
+    }
+  }
+}
+
+// With a glance, tokens that are others show as with checksums, with the same results.
+TEST(Cache, AGlanceSeesOtherTokens) {
+  for (const std::string& isa : RunnableIsas()) {
+    const Context context(2, isa.c_str());
+    SCOPED_TRACE(isa);
+    Prompt glancing(context, 1024, 13), summing(context, 1024, 13);
+    glancing.p.desc.glance = 1;
+    const auto same = [&](int64_t begin, int64_t end, int64_t reused) {
+      const Result a = glancing.Run(begin, end), b = summing.Run(begin, end);
+      EXPECT_EQ(a.stats.key_blocks_reused, b.stats.key_blocks_reused);
+      EXPECT_EQ(a.stats.key_blocks_reused, reused);
+      EXPECT_EQ(a.o.bytes(), b.o.bytes());
+      return a;
+    };
+    same(0, 576, 0);
+    same(576, 768, Blocks(576));
+    same(768, 900, Blocks(768));
+    same(900, 1024, Blocks(896));  // the block that has become longer is another one
+    for (const int64_t token : Quick() ? std::vector<int64_t>{63} : std::vector<int64_t>{1, 63, 64, 500, 1023}) {
+      for (Prompt* each : {&glancing, &summing}) Replace(*each, token, token + 1);
+      same(896, 1024, Blocks(1024) - 4);
+    }
+    // Tokens 100 to 163 removed, as a shifted context has it: three quarters of the blocks are others, so all are.
+    for (Prompt* each : {&glancing, &summing}) {
+      for (TestTensor* tensor : {&each->p.k, &each->p.v}) {
+        const TestTensor before = *tensor;
+        tensor->Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) {
+          return before.Get(b, h, t >= 100 && t < 960 ? t + 64 : t, d);
+        });
+      }
+    }
+    same(896, 1024, 0);
+    same(896, 960, 0);  // the last ones removed: fewer keys than their mean is of
+    for (Prompt* each : {&glancing, &summing}) Replace(*each, 960, 1024);
+    const Result last = same(896, 1024, Blocks(960));
+    EXPECT_LE(RelativeL1(last.o, glancing.Expected(896, 1024).o), Tolerance(SPARGE_PRECISION_INT8, SPARGE_F32, 64));
+    glancing.p.desc.glance = 0;
+    EXPECT_EQ(glancing.Run(896, 1024).stats.key_blocks_reused, 0) << "no checksums of what a glance has let in";
+    EXPECT_EQ(glancing.Run(896, 1024).stats.key_blocks_reused, Blocks(1024));
+    glancing.p.desc.glance = 1;
+    EXPECT_EQ(glancing.Run(896, 1024).stats.key_blocks_reused, Blocks(1024)) << "a glance at what has checksums";
+    // Values of the first head alone: the glance does not see them, and leaves it to checksums to do so.
+    glancing.p.v.Set(1, 0, 70, 3, 9);
+    EXPECT_EQ(glancing.Run(896, 1024).stats.key_blocks_reused, Blocks(1024));
+    glancing.p.desc.glance = 0;
+    EXPECT_EQ(glancing.Run(896, 1024).stats.key_blocks_reused, Blocks(1024) - 1);
+    glancing.p.desc.glance = 1;
+    glancing.p.v.Set(1, 1, 70, 3, 9);
+    EXPECT_EQ(glancing.Run(896, 1024).stats.key_blocks_reused, Blocks(1024) - 2)
+        << "values of the last head, seen for both";
+  }
+}
+
+TEST(Cache, AGlanceHasTheSameBitsForAnyNumberOfThreads) {
+  std::vector<std::vector<uint8_t>> results;
+  for (const int32_t threads : {1, 2, 3}) {
+    const Context context(threads);
+    Prompt prompt(context, 1024, 14);
+    prompt.p.desc.glance = 1;
+    prompt.Run(0, 576);
+    Replace(prompt, 200, 300);
+    results.push_back(prompt.Run(576, 1024).o.bytes());
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
 }
 
 // As many keys, but of another text with quite another mean: as with an empty cache.

@@ -104,7 +104,10 @@ class Verbs(Folder):
     # ---------------------------------------------------------------- usage
 
     def test_help_and_version(self):
-        self.assertIn("run", self.good("--help").stdout)
+        said = self.good("--help").stdout
+        self.assertIn("run", said)
+        for verb in ("demo", "run", "check", "report", "tune", "llama"):  # each with an example
+            self.assertRegex(said, rf"\n  sparge {verb} ?")
         for verb in ("run", "map", "check", "info", "demo", "bench", "llama"):
             self.assertIn("Usage", self.good(verb, "--help").stdout)
         self.assertRegex(self.good("--version").stdout, r"^\d+\.\d+\.\d+")

@@ -33,7 +33,7 @@ struct Steps {
     desc.q_tokens = queries;
     desc.kv_tokens = keys;
     desc.decode = !reference && queries <= SPARGE_FEW_QUERIES;
-    if (reference) desc.cache_tokens = 0;
+    if (reference) desc.cache_tokens = desc.glance = 0;
     Plan plan(context, desc);
     Result result;
     result.o = TestTensor(p.shape.batch, p.shape.q_heads, queries, p.shape.qk_dim);
@@ -315,19 +315,37 @@ TEST(Decode, Refusals) {
     return "";
   };
   EXPECT_EQ(refused([](PlanDesc&) {}), "");
-  EXPECT_NE(refused([](PlanDesc& d) { d.decode = 2; }).find("decode=2"), std::string::npos);
+  EXPECT_NE(refused([](PlanDesc& d) { d.decode = 3; }).find("decode=3"), std::string::npos);
   EXPECT_NE(refused([](PlanDesc& d) { d.cache_tokens = 0; }).find("cache_tokens=0"), std::string::npos);
   EXPECT_NE(refused([](PlanDesc& d) { d.q_tokens = 65; }).find("q_tokens=65"), std::string::npos);
   EXPECT_NE(refused([](PlanDesc& d) { d.select = SPARGE_SELECT_MAP; }).find("MAP"), std::string::npos);
   EXPECT_NE(refused([](PlanDesc& d) { d.all_keys = 200; }).find("all_keys=200"), std::string::npos);
 }
 
-// Through a layer: the prompt in batches, then token by token.
-TEST(Decode, ALayerKeepsItsKeysForTheAnswer) {
+// Prompts that glance and steps share what is packed; edits between them are seen by both.
+TEST(Decode, PromptsThatGlance) {
   const Context context(2);
-  Steps data(context);
-  Layer layer{LayerDesc()};
-  const auto run = [&](int64_t queries, int64_t keys) {
+  Steps steps(context);
+  steps.p.desc.glance = 1;
+  steps.Check(640, 640);
+  EXPECT_EQ(steps.Check(128, 768), 10 / 12.0);
+  EXPECT_EQ(steps.Check(1, 768), 1.0);
+  EXPECT_EQ(steps.Check(1, 769), 12 / 13.0);
+  steps.Change(300, 301, -1);
+  EXPECT_EQ(steps.Check(128, 897), 11 / 15.0);  // that block, the one that has grown, and two new ones
+  EXPECT_EQ(steps.Check(1, 897), 1.0);
+  steps.Change(640, 897, 1);  // a refused end, longer than a step may be
+  EXPECT_EQ(steps.Check(128, 1000), 10 / 16.0);
+  EXPECT_EQ(steps.Check(1, 1000), 1.0);
+  for (int64_t keys = 1001; keys <= 1024; ++keys) steps.Check(1, keys);
+  steps.Check(1, 1024);  // complete, and unchanged: packed now
+  EXPECT_EQ(steps.Check(128, 1152), 16 / 18.0) << "what a step has packed serves the next prompt";
+}
+
+// Through a layer: the prompt in batches, then token by token.
+// A layer that reads the last `queries` of `keys` tokens.
+struct LayerSteps {
+  TestTensor Run(int64_t queries, int64_t keys) {
     PlanDesc desc;
     desc.batch = 1;
     desc.q_heads = 6;
@@ -345,7 +363,17 @@ TEST(Decode, ALayerKeepsItsKeysForTheAnswer) {
     args.o = o.view();
     layer.Run(context, desc, args);
     return o;
-  };
+  }
+  const Context context{2};
+  Steps data{context};
+  Layer layer{LayerDesc()};
+};
+
+TEST(Decode, ALayerKeepsItsKeysForTheAnswer) {
+  LayerSteps steps;
+  const auto run = [&](int64_t queries, int64_t keys) { return steps.Run(queries, keys); };
+  Layer& layer = steps.layer;
+  Steps& data = steps.data;
   for (int64_t keys = 256; keys <= 1024; keys += 256) run(256, keys);
   const int64_t before = layer.Totals().key_blocks_reused;
   for (int64_t keys = 1025; keys <= 1100; ++keys) {
@@ -353,6 +381,25 @@ TEST(Decode, ALayerKeepsItsKeysForTheAnswer) {
     ASSERT_LE(RelativeL1(o, data.Run(1, keys, /*reference=*/true).o), 0.03) << keys;
   }
   EXPECT_GE(layer.Totals().key_blocks_reused - before, 76 * 2 * 16 - 4);
+}
+
+// A prompt by itself, as long as the text before it, and different in one token that a step does not look at.
+TEST(Decode, ALayerSeesThatAPromptCameInBetween) {
+  LayerSteps steps;
+  Problem& p = steps.data.p;
+  for (int64_t keys = 256; keys <= 1024; keys += 256) steps.Run(256, keys);
+  for (int64_t keys = 1025; keys <= 1030; ++keys) steps.Run(1, keys);
+  // The next step attends to this token, and to little else.
+  const int64_t token = 3 * SPARGE_BLOCK_K + 5, next = 1030;
+  for (int64_t h = 0; h < 2; ++h) {
+    for (int64_t d = 0; d < 64; ++d) {
+      p.k.Set(0, h, token, d, 8 * p.q.Get(0, 3 * h, next, d));
+      p.v.Set(0, h, token, d, d % 2 == 0 ? 3.0f : -3.0f);
+    }
+  }
+  steps.Run(1030, 1030);
+  const TestTensor o = steps.Run(1, 1031);
+  EXPECT_LE(RelativeL1(o, steps.data.Run(1, 1031, /*reference=*/true).o), 0.03);
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ TUNE = ("info.defaults.tune.target_l2", "info.defaults.tune.pv_l2", "info.defaul
 QUOTES = (
     # The error that is accepted.
     ("README.md", rf"relative L2 error within {N}, as measured", BOUNDS[:1]),
-    ("README.md", rf"error within {N} per head", BOUNDS[:1]),
-    ("README.md", rf"\(default {N}, and {N} once products are skipped\), and of the precision itself \(default\s+{N}:", BOUNDS),
+    ("README.md", rf"relative L2 error of {N} per head", BOUNDS[:1]),
+    ("docs/parameters.md", rf"\(default {N}, and {N} once products are skipped\), and of the precision itself \(default\s+{N}:", BOUNDS),
     (CLI, rf"`--target-l2 X` \| {N} \| `auto`", BOUNDS[:1]),
     (CLI, rf"`--pv-l2 X` \| {N} times that", ("info.defaults.pv_room",)),
     (CLI, rf"`--round-l1 X` \| {N} \| `auto`", BOUNDS[2:]),
@@ -40,10 +40,10 @@ QUOTES = (
     ("docs/diffusers.md", rf"`target_l2` \| {N} \|", BOUNDS[:1]),
     ("docs/python.md", rf"error of skipping within {N} per head", BOUNDS[:1]),
     # Parameters by hand.
-    ("README.md", rf"defaults: int8, select cdf, tau {N}, theta {N}, pv_skip {N}", PARAMS),
-    ("README.md", rf"`tau` \(0 to 1, default {N}\)", PARAMS[:1]),
-    ("README.md", rf"`theta` \(default {N}\)", PARAMS[1:2]),
-    ("README.md", rf"`pv_skip` \(default {N}, natural", PARAMS[2:]),
+    ("docs/cpp.md", rf"defaults: int8, select cdf, tau {N}, theta {N}, pv_skip {N}", PARAMS),
+    ("docs/parameters.md", rf"`tau` \(0 to 1, default {N}\)", PARAMS[:1]),
+    ("docs/parameters.md", rf"`theta` \(default {N}\)", PARAMS[1:2]),
+    ("docs/parameters.md", rf"`pv_skip` \(default {N}, natural", PARAMS[2:]),
     (CLI, rf"`--tau X` \| {N} \|", PARAMS[:1]),
     (CLI, rf"`--theta X` \| {N} \|", PARAMS[1:2]),
     (CLI, rf"`--pv-skip X\\\|off` \| {N} \|", PARAMS[2:]),
@@ -52,7 +52,7 @@ QUOTES = (
     ("docs/parity.md", rf"\| tau {N}, theta {N}, pv_skip {N} \(natural", PARAMS),
     # Sizes.
     ("README.md", rf"a tile is {N} queries by {N} keys", TILE),
-    ("README.md", rf"head sizes from 1 to {N} ", ("header.SPARGE_MAX_HEAD_DIM",)),
+    ("docs/cpp.md", rf"head sizes from 1 to {N} ", ("header.SPARGE_MAX_HEAD_DIM",)),
     (CLI, rf"in tiles of {N} queries x {N} keys", TILE),
     (REPORT, rf"one tile of {N} queries by {N} keys", TILE),
     ("docs/algorithm.md", rf"`SPARGE_BLOCK_Q` = {N} queries against a block of `SPARGE_BLOCK_K` = {N} keys", TILE),
@@ -113,7 +113,8 @@ QUOTES = (
     (CLI, rf"no row worse than {N} times that", ("source.kRowFactor",)),
     (CLI, rf"a case below {N} ms runs once untimed", ("source.kShortMs",)),
     # Versions.
-    ("README.md", rf"find_package\(sparge {N} REQUIRED", (lambda t: t("header.SPARGE_VERSION_MAJOR") + t("header.SPARGE_VERSION_MINOR") / 10,)),
+    ("docs/cpp.md", rf"find_package\(sparge {N} REQUIRED", (lambda t: t("header.SPARGE_VERSION_MAJOR") + t("header.SPARGE_VERSION_MINOR") / 10,)),
+    ("python/compat/pyproject.toml", rf'version = "{N}\.[0-9]+"', (lambda t: t("header.SPARGE_VERSION_MAJOR") + t("header.SPARGE_VERSION_MINOR") / 10,)),
 )
 
 

@@ -255,6 +255,10 @@ TEST_F(GgmlSettings, WhatHasNoEffectIsRefused) {
   EXPECT_EQ(Refusal(), "SPARGE_TARGET_L2 has no effect with SPARGE_TARGET_L1");
   unsetenv("SPARGE_TARGET_L1");
   EXPECT_EQ(Refusal(), "");
+  setenv("SPARGE_DECODE", "1", 1);
+  EXPECT_EQ(Refusal(), "");
+  setenv("SPARGE_PRECISION", "fp32", 1);
+  EXPECT_EQ(Refusal(), "SPARGE_DECODE has no effect with SPARGE_PRECISION=fp32");
 }
 
 // ------------------------------------------------------------------ layers

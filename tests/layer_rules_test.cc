@@ -75,6 +75,7 @@ struct Notes final : PlanRunner {
     args.stats->total.qk_eligible = 10;
     args.stats->total.qk_computed = 4;
     args.stats->pack_ms = 0.5;
+    args.stats->kernel_ms = 2;
   }
 };
 
@@ -285,6 +286,10 @@ TEST(LayerRules, PresetForOtherPositions) {
 TEST(LayerKeys, AreKeptByPromptsThatGoOn) {
   Layer layer(Settings());
   EXPECT_EQ(Call(layer, Ask(500, 500)).cache_tokens, 0) << "nothing came before";
+  EXPECT_EQ(Call(layer, Ask(500, 500)).glance, 0);
+  EXPECT_EQ(Call(layer, Ask(500, 1000)).glance, 1) << "known again by a glance";
+  EXPECT_EQ(Call(layer, Ask(500, 1000), /*dense=*/true).glance, 0) << "everything is read";
+  EXPECT_EQ(Call(layer, Ask(500, 1000), /*dense=*/true).cache_tokens, 4096);
   EXPECT_EQ(Call(layer, Ask(500, 1000)).cache_tokens, 4096) << "whether tiles are skipped or not";
   EXPECT_EQ(Call(layer, Ask(500, 3276)).cache_tokens, 4096);
   EXPECT_EQ(Call(layer, Ask(500, 3280)).cache_tokens, 8192) << "a quarter more has room";
@@ -339,7 +344,9 @@ TEST(LayerKeys, FewQueriesTakeThem) {
   Layer layer(Settings());
   EXPECT_EQ(Call(layer, Ask(1, 3000)).decode, 0) << "nothing came before";
   const sparge_plan_desc step = Call(layer, Ask(1, 3001));
-  EXPECT_EQ(step.decode, 1) << "one step after the other";
+  EXPECT_EQ(step.decode, 2) << "one step after the other, of which the first did not look at the keys";
+  EXPECT_EQ(Call(layer, Ask(1, 3002)).decode, 1);
+  EXPECT_EQ(step.glance, 1) << "as prompts, whose blocks have no checksums";
   EXPECT_EQ(step.select, SPARGE_SELECT_AUTO) << "so that the cache is laid as for a prompt";
   EXPECT_NE(step.calibration, nullptr);
   EXPECT_EQ(step.least_effort, 0);
@@ -347,13 +354,13 @@ TEST(LayerKeys, FewQueriesTakeThem) {
   EXPECT_EQ(Call(layer, Ask(65, 3066)).decode, 0);
   EXPECT_EQ(Call(layer, Ask(64, 3130)).decode, 1);
   EXPECT_EQ(Call(layer, Ask(1, SPARGE_DECODE_KEYS - 1)).decode, 0);
-  EXPECT_EQ(Call(layer, Ask(1, SPARGE_DECODE_KEYS)).decode, 1);
+  EXPECT_EQ(Call(layer, Ask(1, SPARGE_DECODE_KEYS)).decode, 2) << "after a call that left the keys alone";
   sparge_plan_desc several = Ask(1, 3000);
   several.batch = 2;
   EXPECT_EQ(Call(layer, several).decode, 0) << "one cache is of one sequence";
   sparge_plan_desc masked = Ask(1, 3000);
   masked.mask = SPARGE_MASK_BOOL;
-  EXPECT_EQ(Call(layer, masked).decode, 1);
+  EXPECT_EQ(Call(layer, masked).decode, 2);
   for (bool LayerSettings::*const without : {&LayerSettings::keep_keys, &LayerSettings::remembers}) {
     LayerSettings settings = Settings();
     settings.*without = false;
@@ -380,6 +387,20 @@ TEST(LayerKeys, GoesOnWithoutMemory) {
     EXPECT_EQ(notes.args.cache_size, 0U);
   }
   EXPECT_EQ(layer.Totals().calls, 2);
+  EXPECT_STREQ(layer.NextNotice(), "no memory for packed keys: every call packs anew");
+  EXPECT_EQ(layer.NextNotice(), nullptr);
+}
+
+TEST(LayerKeys, DecodesWithoutMemory) {
+  Layer layer(Settings(), [](size_t, size_t) -> void* { return nullptr; });
+  Call(layer, Ask(1, 3000));
+  const sparge_plan_desc step = Call(layer, Ask(1, 3001));
+  EXPECT_EQ(step.decode, 0);
+  EXPECT_EQ(step.cache_tokens, 0);
+  EXPECT_EQ(step.glance, 0);
+  EXPECT_EQ(step.select, SPARGE_SELECT_ALL) << "as few queries are computed that have no keys";
+  EXPECT_EQ(step.calibration, nullptr);
+  EXPECT_EQ(step.heads, nullptr);
   EXPECT_STREQ(layer.NextNotice(), "no memory for packed keys: every call packs anew");
   EXPECT_EQ(layer.NextNotice(), nullptr);
 }
@@ -444,7 +465,13 @@ TEST(LayerTotals, SumsOfCallsThatCameToAnEnd) {
   EXPECT_EQ(totals.tiles.qk_eligible, 20);
   EXPECT_EQ(totals.tiles.qk_computed, 8);
   EXPECT_EQ(totals.pack_ms, 1.0);
+  EXPECT_EQ(totals.kernel_ms, 4.0);
+  EXPECT_EQ(totals.decode_ms, 0.0);
   EXPECT_EQ(Call(layer, Ask(500, 2000)).dense_tail, 0) << "a call that failed was no longer one";
+  EXPECT_EQ(Call(layer, Ask(1, 2001)).decode, 1);
+  EXPECT_EQ(layer.Totals().kernel_ms, 8.0);
+  EXPECT_EQ(layer.Totals().decode_ms, 2.0);
+  EXPECT_EQ(layer.Totals().tiles.qk_eligible, 30) << "those of prompts";
 }
 
 // ------------------------------------------------------------------ workspaces that a context lends

@@ -179,6 +179,24 @@ TEST(Layer, APromptInBatchesReusesItsKeys) {
   EXPECT_GT(totals.kernel_ms, 0);
 }
 
+// Values that change without their keys in another head than the last: not seen, which is what the rules say, but by a
+// call that reads the tensors.
+TEST(Layer, TheFlagReadsValuesThatChangedAlone) {
+  const Context context(2);
+  Problem p = Prompt(900);
+  Layer layer, fresh;
+  for (const int64_t end : {300, 600, 900}) Piece(p, end - 300, end).By(layer, context);
+  for (int64_t d = 0; d < kDim; ++d) p.v.Set(0, 0, 100, d, 50.0f);
+  Piece blind(p, 600, 900), seen(p, 600, 900), expected(p, 600, 900);
+  blind.By(layer, context);
+  seen.By(layer, context, SPARGE_LAYER_DENSE);
+  expected.By(fresh, context);
+  EXPECT_EQ(blind.stats.key_blocks_reused, blind.stats.key_blocks);
+  EXPECT_EQ(seen.stats.key_blocks_reused, 0);
+  EXPECT_EQ(seen.o.bytes(), expected.o.bytes());
+  EXPECT_NE(blind.o.bytes(), expected.o.bytes());
+}
+
 TEST(Layer, KeysOfNoCallAreKeptIfNotWanted) {
   const Context context(2);
   const Problem p = Prompt(1200);
@@ -307,6 +325,40 @@ TEST(Layer, PresetsAreChecked) {
   EXPECT_EQ(Refusal([&] { Piece(p, 0, 10).By(layer, context); }), "q_heads=6 is not the 4 of the preset");
 }
 
+// What descriptors bound, as whoever takes them sees it.
+template <class Desc>
+void ExpectBounds(double default_l2, double pv_room) {
+  const auto expect = [](const Desc& desc, sparge_measure measure, double target, double pv) {
+    const auto bounds = BoundsOf(desc);
+    EXPECT_EQ(bounds.measure, measure);
+    EXPECT_DOUBLE_EQ(bounds.target, target);
+    EXPECT_DOUBLE_EQ(bounds.pv, pv);
+  };
+  Desc desc;
+  expect(desc, SPARGE_MEASURE_L2, default_l2, pv_room * default_l2);
+  desc.target_l2 = SPARGE_NOT_NAMED;
+  expect(desc, SPARGE_MEASURE_L2, default_l2, pv_room * default_l2);
+  desc.target_l2 = 0.5;
+  desc.pv_l2 = 0.75;
+  expect(desc, SPARGE_MEASURE_L2, 0.5, 0.75);
+  desc = Desc();
+  desc.target_l1 = 0.25;
+  expect(desc, SPARGE_MEASURE_L1, 0.25, pv_room * 0.25);
+  desc.target_l2 = 0.5;
+  EXPECT_EQ(Refusal([&] { BoundsOf(desc); }), "target_l1=0.25 and target_l2=0.5 are two bounds: name one of them");
+}
+
+TEST(Layer, BoundsOfDescriptors) {
+  ExpectBounds<LayerDesc>(0.03, SPARGE_PV_ROOM);
+  ExpectBounds<CalibrationDesc>(0.03, SPARGE_PV_ROOM);
+  ExpectBounds<TunerDesc>(0.1, SPARGE_TUNE_PV_ROOM);
+  const LayerDesc desc;
+  sparge_measure measure;
+  double target;
+  EXPECT_EQ(sparge_layer_desc_bounds(&desc, &measure, &target, nullptr), SPARGE_INVALID_ARGUMENT);
+  EXPECT_EQ(sparge_layer_desc_bounds(nullptr, &measure, &target, &target), SPARGE_INVALID_ARGUMENT);
+}
+
 TEST(Layer, DescriptorsAreChecked) {
   const auto refusal = [](const std::function<void(LayerDesc&)>& change) {
     LayerDesc desc;
@@ -373,6 +425,7 @@ TEST(Layer, WhatItChoosesMustBeLeftToIt) {
   EXPECT_EQ(refusal([](Piece& c) { c.desc.dense_tail = 64; }), "dense_tail=64" + to_choose);
   EXPECT_EQ(refusal([](Piece& c) { c.desc.cache_tokens = 512; }), "cache_tokens=512" + to_choose);
   EXPECT_EQ(refusal([](Piece& c) { c.desc.least_effort = 0.5; }), "least_effort=0.5" + to_choose);
+  EXPECT_EQ(refusal([](Piece& c) { c.desc.glance = 1; }), "glance=1" + to_choose);
   EXPECT_EQ(refusal([&](Piece& c) { c.desc.heads = heads; }), "heads is given, but is the layer's to choose");
   EXPECT_EQ(refusal([&](Piece& c) { c.desc.head_precision = precision; }),
             "head_precision is given, but is the layer's to choose");

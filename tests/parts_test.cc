@@ -191,6 +191,224 @@ TEST_P(Parts, OfTheQueriesHaveTheBitsOfTheWhole) {
 INSTANTIATE_TEST_SUITE_P(Masks, Parts, ::testing::Bool(),
                          [](const auto& causal) { return causal.param ? "Causal" : "Full"; });
 
+// What crosses between ranks: surveys of keys, pools of queries. With them, parts have the rounding and, bit for bit,
+// the map of the whole, also in int8; and who has keys need not have queries.
+class Across : public ::testing::TestWithParam<bool> {};
+
+struct Pools {
+  std::vector<float> rows;
+  std::vector<int32_t> counts;
+};
+
+int64_t PoolsOf(const Context& context, const PlanDesc& desc) { return sparge_plan_pools(Plan(context, desc).get()); }
+
+// Sums of finite keys and so on, of one part.
+std::vector<double> SurveyOf(const Context& context, const PlanDesc& desc, const RunArgs& args) {
+  std::vector<double> survey(kHeads * (kDim + 3), -1.0);
+  RunArgs part = args;
+  part.key_survey_out = survey.data();
+  Plan(context, desc).Predict(part);
+  return survey;
+}
+
+std::vector<double> Join(const std::vector<std::vector<double>>& surveys) {
+  std::vector<double> all(kHeads * (kDim + 3), 0.0);
+  for (const std::vector<double>& survey : surveys) {
+    for (int64_t h = 0; h < kHeads; ++h) {
+      for (int64_t i = 0; i < kDim + 3; ++i) {
+        double& to = all[h * (kDim + 3) + i];
+        const double from = survey[h * (kDim + 3) + i];
+        to = i <= kDim ? to + from : std::max(to, from);
+      }
+    }
+  }
+  return all;
+}
+
+TEST_P(Across, PartsAreRoundedAndChosenAsTheWhole) {
+  const bool causal = GetParam();
+  const int64_t tokens = 1500;
+  Walk walk(tokens, tokens, 7);
+  for (int64_t t = 5; t < tokens; t += 90) {  // queries that are pools of their own
+    for (int64_t d = 0; d < kDim; ++d) walk.q.Set(0, t % kHeads, t, d, (t + d) % 3 == 0 ? 9.0f : -4.0f);
+  }
+  const Context context(2);
+  const int64_t borders[] = {0, 512, 1088, tokens};
+  for (const sparge_precision precision : {SPARGE_PRECISION_FP32, SPARGE_PRECISION_INT16, SPARGE_PRECISION_INT8}) {
+    PlanDesc whole = DescOf(tokens, tokens, causal, 0.8);
+    whole.precision = precision;
+    RunArgs args;
+    args.q = walk.q.view();
+    args.k = walk.k.view();
+    args.v = walk.v.view();
+    const Result wanted = RunPart(context, whole, args, nullptr);
+    std::vector<PlanDesc> descs;
+    std::vector<RunArgs> parts;
+    std::vector<std::vector<double>> surveys;
+    for (int part = 0; part < 3; ++part) {
+      PlanDesc desc = whole;
+      desc.first_key = borders[part];
+      desc.kv_tokens = borders[part + 1] - borders[part];
+      desc.all_queries = desc.all_keys = tokens;
+      descs.push_back(desc);
+      parts.push_back(args);
+      parts.back().k = Slice(walk.k, borders[part]);
+      parts.back().v = Slice(walk.v, borders[part]);
+      surveys.push_back(SurveyOf(context, desc, parts.back()));
+    }
+    const std::vector<double> survey = Join(surveys);
+    EXPECT_EQ(survey[kDim], static_cast<double>(tokens));
+    // The pools leave with whatever keys; then they meet all.
+    const int64_t pools = PoolsOf(context, whole), q_blocks = (tokens + 127) / 128, k_blocks = (tokens + 63) / 64;
+    Pools left{std::vector<float>(kHeads * pools * kDim, kNan), std::vector<int32_t>(kHeads * q_blocks, -1)};
+    RunArgs leave = parts[1];
+    leave.pool_rows_out = left.rows.data();
+    leave.pool_counts_out = left.counts.data();
+    Plan(context, descs[1]).Predict(leave);
+    EXPECT_GT(*std::max_element(left.counts.begin(), left.counts.end()), 0);
+    std::vector<double> sums(kHeads * pools, -INFINITY);
+    for (int part = 0; part < 3; ++part) {
+      std::vector<double> own(kHeads * pools, 0.0), from_queries(kHeads * pools, 0.0);
+      RunArgs meet = parts[part];
+      meet.key_survey = survey.data();
+      meet.pool_lse_out = from_queries.data();
+      Plan(context, descs[part]).Predict(meet);
+      meet.q.data = nullptr;
+      meet.pool_rows = left.rows.data();
+      meet.pool_counts = left.counts.data();
+      meet.pool_lse_out = own.data();
+      Plan(context, descs[part]).Predict(meet);
+      EXPECT_EQ(own, from_queries);
+      for (size_t i = 0; i < own.size(); ++i) sums[i] = LogAddExp(sums[i], own[i]);
+    }
+    std::vector<Result> results;
+    std::vector<sparge_partial> partials;
+    int64_t kept = 0, differ = 0;
+    for (int part = 0; part < 3; ++part) {
+      parts[part].key_survey = survey.data();
+      results.push_back(RunPart(context, descs[part], parts[part], sums.data()));
+      const int64_t first = borders[part] / 64, blocks = (descs[part].kv_tokens + 63) / 64;
+      for (int64_t row = 0; row < kHeads * q_blocks; ++row) {
+        for (int64_t j = 0; j < blocks; ++j) {
+          kept += wanted.map[row * k_blocks + first + j];
+          differ += wanted.map[row * k_blocks + first + j] != results[part].map[row * blocks + j];
+        }
+      }
+    }
+    EXPECT_LT(kept, 0.8 * static_cast<double>(wanted.map.size()));
+    EXPECT_EQ(differ, 0);
+    for (Result& result : results) partials.push_back({result.o.view(), {result.lse.data(), 0, tokens}});
+    TestTensor joined(1, kHeads, tokens, kDim);
+    std::vector<float> lse(kHeads * tokens);
+    const sparge_partial out{joined.view(), {lse.data(), 0, tokens}};
+    Check(sparge_merge_parts(context.get(), 1, kHeads, tokens, kDim, partials.data(), 3, &out));
+    double error = 0, size = 0;
+    for (int64_t h = 0; h < kHeads; ++h) {
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t d = 0; d < kDim; ++d) {
+          error += std::fabs(joined.Get(0, h, t, d) - wanted.o.Get(0, h, t, d));
+          size += std::fabs(wanted.o.Get(0, h, t, d));
+        }
+      }
+    }
+    // Scores and values are the same; integers round a probability relative to the maximum that its part has seen, by
+    // half a step of 1/255 (int8) or 1/65535 (int16) of the largest, in the mean a quarter.
+    const double step = precision == SPARGE_PRECISION_INT8 ? 1e-2 : precision == SPARGE_PRECISION_INT16 ? 1e-4 : 1e-6;
+    EXPECT_LT(error / size, step);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Masks, Across, ::testing::Bool(),
+                         [](const auto& causal) { return causal.param ? "Causal" : "Full"; });
+
+// A part with few queries of many is computed as those of the whole are: packed, in its precision.
+TEST(Part, FewQueriesOfManyHaveTheBitsOfTheWhole) {
+  const int64_t tokens = 1029;
+  const Walk walk(tokens, tokens, 8);
+  const Context context(1);
+  PlanDesc whole = DescOf(tokens, tokens, true, 0.8);
+  RunArgs args;
+  args.q = walk.q.view();
+  args.k = walk.k.view();
+  args.v = walk.v.view();
+  const Result wanted = RunPart(context, whole, args, nullptr);
+  for (const bool dense : {false, true}) {
+    PlanDesc desc = whole;
+    if (dense) desc.select = SPARGE_SELECT_ALL;
+    const Result all = dense ? RunPart(context, desc, args, nullptr) : wanted;
+    desc.first_query = 1024;
+    desc.q_tokens = 5;
+    desc.all_queries = tokens;
+    RunArgs part = args;
+    part.q = Slice(walk.q, 1024);
+    const Result found = RunPart(context, desc, part, nullptr);
+    for (int64_t h = 0; h < kHeads; ++h) {
+      for (int64_t t = 0; t < 5; ++t) {
+        for (int64_t d = 0; d < kDim; ++d) ASSERT_EQ(found.o.Get(0, h, t, d), all.o.Get(0, h, 1024 + t, d));
+      }
+    }
+  }
+}
+
+TEST(Part, ArraysThatDoNotFitAreRefused) {
+  const Context context(1);
+  const Walk walk(256, 256, 5);
+  std::vector<double> sums(1 << 12);
+  std::vector<float> rows(1 << 16);
+  std::vector<int32_t> counts(64);
+  const auto refusal = [&](bool run, const std::function<void(PlanDesc&, RunArgs&)>& change) {
+    PlanDesc desc = DescOf(256, 256, true, 0.8);
+    RunArgs args;
+    args.q = walk.q.view();
+    args.k = walk.k.view();
+    args.v = walk.v.view();
+    TestTensor o(1, kHeads, 256, kDim);
+    args.o = o.view();
+    change(desc, args);
+    try {
+      Plan plan(context, desc);
+      run ? plan.Run(args) : plan.Predict(args);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto expect = [&](const char* text, bool run, const std::function<void(PlanDesc&, RunArgs&)>& change) {
+    const std::string found = refusal(run, change);
+    EXPECT_NE(found.find(text), std::string::npos) << text << " is not in: " << found;
+  };
+  expect("key_survey_out", true, [&](PlanDesc&, RunArgs& a) { a.key_survey_out = sums.data(); });
+  expect("pool_counts is missing", false, [&](PlanDesc&, RunArgs& a) { a.pool_rows = rows.data(); });
+  expect("pool_rows_out is missing", true, [&](PlanDesc&, RunArgs& a) { a.pool_counts_out = counts.data(); });
+  expect("pool_rows is given", false, [&](PlanDesc&, RunArgs& a) {
+    a.pool_rows = rows.data();
+    a.pool_counts = counts.data();
+  });
+  expect("pool_rows is given", true, [&](PlanDesc&, RunArgs& a) {
+    a.pool_rows = rows.data();
+    a.pool_counts = counts.data();
+    a.pool_lse_out = sums.data();
+  });
+  expect("pool_rows_out is given", true, [&](PlanDesc& d, RunArgs& a) {
+    d.select = SPARGE_SELECT_ALL;
+    a.pool_rows_out = rows.data();
+    a.pool_counts_out = counts.data();
+  });
+  expect("pool_counts[0]=-1", false, [&](PlanDesc&, RunArgs& a) {
+    counts[0] = -1;
+    a.pool_rows = rows.data();
+    a.pool_counts = counts.data();
+    a.pool_lse_out = sums.data();
+  });
+  expect("key_survey is given", true, [&](PlanDesc& d, RunArgs& a) {
+    d.cache_tokens = 256;
+    a.key_survey = sums.data();
+    std::vector<std::byte> cache(1 << 22);
+    a.cache = cache.data();
+    a.cache_size = cache.size();
+  });
+}
+
 TEST(Part, WhatDoesNotFitIsRefused) {
   const Context context(1);
   const auto refusal = [&](const std::function<void(PlanDesc&)>& change) {

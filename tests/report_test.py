@@ -123,6 +123,9 @@ class Report(unittest.TestCase):
         self.assertTrue(any(h["sparsity"] > 0 for h in data["heads"]), "nothing was skipped: this case shows nothing")
         self.assertEqual([f["tau"] for f in data["files"]], [0.9, 0.9])
         self.assertTrue(all(h["dense_fp32_ms"] > 0 and h["speedup"] > 0 for h in data["heads"]))
+        for times in [*data["heads"], data["total"]]:
+            self.assertGreater(times["dense_fp32_spread"], 0)  # three times are never the same
+            self.assertGreater(times["sparse_spread"], 0)
         printed = json.loads(done.stdout)
         self.assertEqual(printed["total"]["relative_l1"], data["total"]["relative_l1"])
         self.assertNotIn("pictures", printed["heads"][0])

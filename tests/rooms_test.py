@@ -8,9 +8,9 @@ from pathlib import Path
 
 # The library's rooms from the lowest up: each may include itself and what stands before it. `device` is src/device.h, the
 # table of functions that a device is.
-ORDER = ("base", "problem", "select", "calibrate", "device", "cpu", "layer", "tune", "api")
+ORDER = ("base", "problem", "select", "calibrate", "device", "cpu", "cuda", "layer", "tune", "api")
 # Rooms with closed doors, and who may enter. The devices: all others know them as a table. The oracle: it judges.
-CLOSED = {"cpu": ("cpu", "api"), "reference": ("reference", "api")}
+CLOSED = {"cpu": ("cpu", "api"), "cuda": ("cuda", "api"), "reference": ("reference", "api")}
 # The oracle stays apart from what it judges.
 SEEN_BY_REFERENCE = ("base", "problem", "reference")
 ROOMS = (*ORDER, "reference")
@@ -79,7 +79,7 @@ def check_tree(root):
     faults, count = [], 0
     for folder in ("src", *CLIENTS):
         for file in sorted(root.glob(f"{folder}/**/*")):
-            if file.suffix in (".h", ".cc", ".hpp", ".c", ".py"):
+            if file.suffix in (".h", ".cc", ".hpp", ".c", ".py", ".cu", ".cuh"):
                 faults += check_file(file.relative_to(root).as_posix(), file.read_text(encoding="utf-8"))
                 count += 1
     return faults, count
@@ -108,7 +108,10 @@ PLANTED = (
     ("src/cpu/attend.cc", '#define HWY_TARGET_INCLUDE "src/api/plan.cc"\n', True),
     ("src/api/plan.cc", '#include "io/npy.h"\n', True),
     ("src/api/plan.cc", "#include <sparge/sparge.hpp>\n", True),
-    ("src/api/plan.cc", '#include "src/cuda/device.h"\n', True),
+    ("src/layer/layer.cc", '#include "src/cuda/device.h"\n', True),
+    ("src/cuda/plan.cc", '#include "src/cpu/pack_ops.h"\n', True),
+    ("src/cuda/kernel/rows.cuh", '#include "src/layer/layer.h"\n', True),
+    ("src/api/plan.cc", '#include "src/rocm/device.h"\n', True),
     ("src/stray.cc", "", True),
     ("src/stray/stray.cc", "", True),
     ("include/sparge/sparge.h", '#include "src/base/half.h"\n', True),

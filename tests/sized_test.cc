@@ -171,6 +171,16 @@ TEST(Sized, Calibrations) {
     sparge_calibration_destroy(calibration);
     return status;
   });
+  ExpectSizes<sparge_calibration_desc>("desc", &sparge_calibration_desc_init_sized, [](sparge_calibration_desc* desc) {
+    sparge_measure measure;
+    double target = 0, pv = 0;
+    const sparge_status status = sparge_calibration_desc_bounds(desc, &measure, &target, &pv);
+    if (status == SPARGE_OK) {
+      EXPECT_GT(target, 0.0);
+      EXPECT_DOUBLE_EQ(pv, SPARGE_PV_ROOM * target);
+    }
+    return status;
+  });
   CalibrationDesc desc;
   desc.q_heads = 2;
   const Calibration calibration(desc);

@@ -1,4 +1,4 @@
-/* sparge.h - the C ABI of sparge: block-sparse, quantised attention on CPUs.
+/* sparge.h - the C ABI of sparge: block-sparse, quantised attention on CPUs, and on NVIDIA GPUs (docs/cuda.md).
  *
  * Use: make a context (threads, instruction set), make a plan from shapes and parameters, ask how much workspace it
  * needs, run it as often as you like, destroy both. `run` allocates nothing, prints nothing and never exits.
@@ -47,10 +47,11 @@ extern "C" {
 typedef enum sparge_status {
   SPARGE_OK = 0,
   SPARGE_INVALID_ARGUMENT = 1,     /* an argument is wrong: the detail names it and its value */
-  SPARGE_UNSUPPORTED_HARDWARE = 2, /* an instruction set was asked for that this machine lacks */
+  SPARGE_UNSUPPORTED_HARDWARE = 2, /* an instruction set, a GPU or a driver was asked for that this machine lacks */
   SPARGE_OUT_OF_MEMORY = 3,
   SPARGE_INTERNAL_ERROR = 4, /* a defect of this library */
-  SPARGE_STOPPED = 5         /* a function of the caller asked for it */
+  SPARGE_STOPPED = 5,        /* a function of the caller asked for it */
+  SPARGE_DEVICE_ERROR = 6    /* a GPU failed, or its driver refused what was asked */
 } sparge_status;
 
 /* One short text per status; never NULL. */
@@ -82,6 +83,10 @@ typedef struct sparge_context_desc {
   int32_t threads;                 /* built-in pool: number of threads, 0 = all cores */
   const sparge_executor* executor; /* NULL = built-in pool; copied */
   const char* isa;                 /* name from sparge_isa_at; NULL = environment SPARGE_ISA, else the best one */
+  /* Where plans of this context run: "cpu", or "cuda:N" for the N-th NVIDIA GPU, which has neither threads, executor
+   * nor isa; NULL = "cpu". All pointers of a run on a GPU, but for the structs that hold them, are memory of that GPU:
+   * tensors, workspace, lse, map, map_out, head_stats, mass_out. docs/cuda.md says what a GPU refuses. */
+  const char* device;
 } sparge_context_desc;
 
 SPARGE_API void sparge_context_desc_init_sized(sparge_context_desc* desc, size_t size);
@@ -235,14 +240,19 @@ typedef struct sparge_plan_desc {
 
   /* 1 = few queries, up to SPARGE_FEW_QUERIES, against keys and values most of which earlier calls left packed in the
    * cache: they are taken from there, and the tensors are only glanced at. The glance: the first 64 bytes of each key
-   * in the first kv head; if, without a mask, the keys since the last such call are just as many as the queries, of
-   * older ones every 21st key and the last one of each block of 64. Whoever changes keys or values that this does not
-   * show must empty the cache. What has changed is read from the tensors, and packed when a second call finds it
-   * unchanged; if much has changed, all is packed at once. Every visible tile has its QK; the values of a tile are left
-   * out by the PV skip of its head, and where tiles are selected by FLOOR or AUTO also if its share of the attention,
-   * which is known here, is below the floor. Needs cache_tokens; neither for a map nor for a part of a larger call, and
-   * run does not fill map_out and pv_out. */
+   * in the first kv head and of each value in the last one; but where there are just as many new keys as queries since
+   * the last such call, none moved, and no mask, of older ones every 21st key and the last of each block of 64 (not
+   * with 2: another call came in between). Whoever changes what this does not show must empty the cache. What has
+   * changed is read from the tensors, and packed when a second call finds it unchanged, or all if it is much. Every
+   * visible tile has its QK; values of a tile are left out by the PV skip, and where FLOOR or AUTO selects also if its
+   * share of the attention, known here, is below the floor. Needs cache_tokens; neither for a map nor for a part of a
+   * larger call, and run does not fill map_out and pv_out. */
   int32_t decode;
+  /* 1 = packed keys of earlier calls are known again by a glance at the first 64 bytes of each key in the first kv
+   * head and of each value in the last one, instead of by a checksum of everything, which takes longer than all else
+   * that is done with old keys. Whoever changes keys or values that this does not show must empty the cache. Needs
+   * cache_tokens. */
+  int32_t glance;
 } sparge_plan_desc;
 
 typedef struct sparge_plan sparge_plan;
@@ -328,9 +338,10 @@ typedef struct sparge_run_args {
   /* iff the plan has cache_tokens: memory of sparge_plan_cache_size bytes that the caller keeps from call to call, one
    * per layer, and never shares between calls that run at once. Zeros are an empty cache; what another kind of plan
    * left there is emptied. Packed blocks of 64 keys are known again by a checksum (64 bits) of their keys and values,
-   * so nothing has to be told when some of them change. Keys are centred on a mean that is kept until their number has
-   * doubled or most of them are others; so results depend on earlier calls, by rounding, and where tiles are selected
-   * by what that makes of their masses. predict empties the cache of a plan that predicts. */
+   * so nothing has to be told when some of them change (but see sparge_plan_desc.glance). Keys are centred on a mean
+   * that is kept until their number has doubled or most of them are others; so results depend on earlier calls, by
+   * rounding, and where tiles are selected by what that makes of their masses. predict empties the cache of a plan that
+   * predicts. */
   void* cache;
   size_t cache_size;
   /* Stage 1 of a call that is a part (sparge_plan_desc.all_keys): per pool of 64 neighbouring queries the natural
@@ -339,6 +350,25 @@ typedef struct sparge_run_args {
    * instead. NULL = no. */
   double* pool_lse_out;
   const double* pool_lse;
+  /* The keys and values of a call that is a part, (batch, kv_heads, qk_dim + 3) contiguous: sums of the keys per
+   * channel, how many there are, the largest |k|, the largest |v|; of finite ones. key_survey_out: of this call;
+   * predict then reads k and v, fills this and does nothing else. key_survey: of all keys, that is sums and maxima over
+   * the parts; decides instead, so that a part is rounded as in the whole. So few queries that nothing is packed:
+   * zeros, and of no effect. NULL = no. Not with a cache. */
+  double* key_survey_out;
+  const double* key_survey;
+  /* What stage 1 takes of the queries, so that they need not travel to where keys are: pool_rows (batch, q_heads,
+   * sparge_plan_pools, qk_dim) contiguous, and per query block in pool_counts (batch, q_heads, q_blocks) how many of
+   * its rows are pools of their own, after those of all. Beyond these pool_rows_out is left as it is. `_out`: of the
+   * queries of this call. Without: predict takes them instead of q, whose data may be NULL; for pool_lse_out only, so
+   * not with map_out, mass_out, stats and head_stats. NULL = no. */
+  float* pool_rows_out;
+  int32_t* pool_counts_out;
+  const float* pool_rows;
+  const int32_t* pool_counts;
+  /* A GPU's queue (CUstream, cudaStream_t) that the kernels of the call are put into; NULL = the default one. Nothing
+   * is allocated or waited for, so that a call can be captured in a CUDA graph. Refused on a CPU. */
+  void* stream;
 } sparge_run_args;
 
 SPARGE_API void sparge_run_args_init_sized(sparge_run_args* args, size_t size);
@@ -432,6 +462,10 @@ SPARGE_API void sparge_calibration_desc_init_sized(sparge_calibration_desc* desc
 static inline void sparge_calibration_desc_init(sparge_calibration_desc* desc) {
   sparge_calibration_desc_init_sized(desc, sizeof(*desc));
 }
+/* What target_l1, pv_l1, target_l2 and pv_l2 mean together: the measure, and both bounds in it. Refuses what _create
+ * would refuse of them. The same of layers and tuners is below. */
+SPARGE_API sparge_status sparge_calibration_desc_bounds(const sparge_calibration_desc* desc, sparge_measure* measure,
+                                                        double* target, double* pv);
 SPARGE_API sparge_status sparge_calibration_create(const sparge_calibration_desc* desc, sparge_calibration** out);
 SPARGE_API void sparge_calibration_destroy(sparge_calibration* calibration);        /* NULL is allowed */
 SPARGE_API int64_t sparge_calibration_heads(const sparge_calibration* calibration); /* q_heads; 0 for NULL */
@@ -452,6 +486,8 @@ SPARGE_API sparge_status sparge_calibration_load(const void* data, size_t size, 
 /* Measures without computing the result: reads q, k, v (o may be empty), spends about `effort` (0..1) of the time of a
  * dense call, and leaves the choice in the calibration of the plan. What `sparge tune` is made of. The first call
  * finds theta and tau, later ones lambda as well. */
+/* Or, with this as effort: spends what a run would, and chooses as it does. */
+#define SPARGE_EFFORT_OF_RUN (-1.0)
 SPARGE_API sparge_status sparge_calibrate(const sparge_plan* plan, const sparge_run_args* args, double effort);
 
 /* ------------------------------------------------------------------ merge */
@@ -536,6 +572,7 @@ typedef struct sparge_layer_totals {
   double total_ms, pack_ms, predict_ms, schedule_ms, kernel_ms, calibrate_ms;
   int64_t key_blocks, key_blocks_reused;
   sparge_head_stats tiles; /* but for those of few queries that take packed keys: they are smaller */
+  double decode_ms;        /* of kernel_ms: those few queries */
 } sparge_layer_totals;
 SPARGE_API void sparge_layer_totals_init_sized(sparge_layer_totals* totals, size_t size);
 static inline void sparge_layer_totals_init(sparge_layer_totals* totals) {
@@ -547,6 +584,8 @@ SPARGE_API void sparge_layer_desc_init_sized(sparge_layer_desc* desc, size_t siz
 static inline void sparge_layer_desc_init(sparge_layer_desc* desc) {
   sparge_layer_desc_init_sized(desc, sizeof(*desc));
 }
+SPARGE_API sparge_status sparge_layer_desc_bounds(const sparge_layer_desc* desc, sparge_measure* measure,
+                                                  double* target, double* pv);
 SPARGE_API sparge_status sparge_layer_create(const sparge_layer_desc* desc, sparge_layer** out);
 SPARGE_API void sparge_layer_destroy(sparge_layer* layer); /* NULL is allowed */
 
@@ -632,6 +671,8 @@ SPARGE_API void sparge_tuner_desc_init_sized(sparge_tuner_desc* desc, size_t siz
 static inline void sparge_tuner_desc_init(sparge_tuner_desc* desc) {
   sparge_tuner_desc_init_sized(desc, sizeof(*desc));
 }
+SPARGE_API sparge_status sparge_tuner_desc_bounds(const sparge_tuner_desc* desc, sparge_measure* measure,
+                                                  double* target, double* pv);
 SPARGE_API void sparge_tuner_info_init_sized(sparge_tuner_info* info, size_t size);
 static inline void sparge_tuner_info_init(sparge_tuner_info* info) {
   sparge_tuner_info_init_sized(info, sizeof(*info));

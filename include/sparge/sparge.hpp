@@ -70,19 +70,25 @@ struct Stats : sparge_stats {
 struct CalibrationDesc : sparge_calibration_desc {
   CalibrationDesc() { sparge_calibration_desc_init(this); }
 };
-// The bounds that a descriptor names, with what its negative members stand for: of CalibrationDesc, LayerDesc and, with
-// SPARGE_TUNE_PV_ROOM, TunerDesc.
+// The bounds that a descriptor names: BoundsOf a CalibrationDesc, a LayerDesc or a TunerDesc.
 struct Bounds {
   sparge_measure measure;
   double target, pv;
 };
-template <class Desc>
-Bounds BoundsOf(const Desc& desc, double pv_room = SPARGE_PV_ROOM) {
-  const bool l1 = desc.target_l1 != SPARGE_NOT_NAMED;
-  const double l2 = desc.target_l2 == SPARGE_NOT_NAMED ? Desc().target_l2 : desc.target_l2;
-  const double target = l1 ? desc.target_l1 : l2;
-  const double pv = l1 ? desc.pv_l1 : desc.pv_l2;
-  return {l1 ? SPARGE_MEASURE_L1 : SPARGE_MEASURE_L2, target, pv < 0 ? pv_room * target : pv};
+inline Bounds BoundsOf(const sparge_calibration_desc& desc) {
+  Bounds bounds;
+  Check(sparge_calibration_desc_bounds(&desc, &bounds.measure, &bounds.target, &bounds.pv));
+  return bounds;
+}
+inline Bounds BoundsOf(const sparge_layer_desc& desc) {
+  Bounds bounds;
+  Check(sparge_layer_desc_bounds(&desc, &bounds.measure, &bounds.target, &bounds.pv));
+  return bounds;
+}
+inline Bounds BoundsOf(const sparge_tuner_desc& desc) {
+  Bounds bounds;
+  Check(sparge_tuner_desc_bounds(&desc, &bounds.measure, &bounds.target, &bounds.pv));
+  return bounds;
 }
 // Another target in the measure that it has, and the usual room for the PV skip.
 template <class Desc>
@@ -137,6 +143,7 @@ class Context {
     desc.isa = isa;
     Create(desc);
   }
+  explicit Context(const sparge_context_desc& desc) { Create(desc); }
   const char* isa() const { return sparge_context_isa(context_.get()); }
   int32_t threads() const { return sparge_context_threads(context_.get()); }
   sparge_context* get() const { return context_.get(); }

@@ -5,6 +5,7 @@
 
 #include "src/api/guard.h"
 #include "src/base/status.h"
+#include "src/tune/tuner.h"
 
 namespace sparge::impl {
 
@@ -28,10 +29,37 @@ void RefuseChoices(const sparge_plan_desc& desc, const char* chooser) {
   number("cache_tokens", static_cast<double>(desc.cache_tokens), static_cast<double>(defaults.cache_tokens));
   number("least_effort", desc.least_effort, defaults.least_effort);
   number("decode", desc.decode, defaults.decode);
+  number("glance", desc.glance, defaults.glance);
   pointer("heads", desc.heads);
   pointer("head_precision", desc.head_precision);
   pointer("calibration", desc.calibration);
 }
+
+namespace {
+
+template <class Desc>
+Bounds BoundsIn(const Desc& desc, double default_l2, double pv_room) {
+  return ResolveBounds({desc.target_l1, desc.pv_l1, desc.target_l2, desc.pv_l2}, default_l2, pv_room);
+}
+
+// The same for a client, whose header may be another one.
+template <class Desc>
+sparge_status TellBounds(const Desc* given, void (*init)(Desc*, size_t), sparge_measure* measure, double* target,
+                         double* pv) {
+  return Guard([&] {
+    SPARGE_REQUIRE(measure != nullptr && target != nullptr && pv != nullptr, "measure, target or pv is NULL");
+    const Bounds bounds = BoundsOf(CopySized("desc", given, Defaults(init)));
+    *measure = bounds.measure;
+    *target = bounds.target;
+    *pv = bounds.pv;
+  });
+}
+
+}  // namespace
+
+Bounds BoundsOf(const sparge_calibration_desc& desc) { return BoundsIn(desc, kTargetL2, SPARGE_PV_ROOM); }
+Bounds BoundsOf(const sparge_layer_desc& desc) { return BoundsIn(desc, kTargetL2, SPARGE_PV_ROOM); }
+Bounds BoundsOf(const sparge_tuner_desc& desc) { return BoundsIn(desc, kTuneTargetL2, SPARGE_TUNE_PV_ROOM); }
 
 void RefuseParts(const sparge_plan_desc& desc, const char* taker) {
   SPARGE_REQUIRE(desc.all_queries == 0 && desc.all_keys == 0,
@@ -41,3 +69,24 @@ void RefuseParts(const sparge_plan_desc& desc, const char* taker) {
 }
 
 }  // namespace sparge::impl
+
+using namespace sparge::impl;  // NOLINT: from here on the C names
+
+extern "C" {
+
+sparge_status sparge_calibration_desc_bounds(const sparge_calibration_desc* desc, sparge_measure* measure,
+                                             double* target, double* pv) {
+  return TellBounds(desc, &sparge_calibration_desc_init_sized, measure, target, pv);
+}
+
+sparge_status sparge_layer_desc_bounds(const sparge_layer_desc* desc, sparge_measure* measure, double* target,
+                                       double* pv) {
+  return TellBounds(desc, &sparge_layer_desc_init_sized, measure, target, pv);
+}
+
+sparge_status sparge_tuner_desc_bounds(const sparge_tuner_desc* desc, sparge_measure* measure, double* target,
+                                       double* pv) {
+  return TellBounds(desc, &sparge_tuner_desc_init_sized, measure, target, pv);
+}
+
+}  // extern "C"

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "src/api/asked.h"
 #include "src/api/guard.h"
 #include "src/api/handles.h"
 #include "src/base/status.h"
@@ -26,9 +27,7 @@ sparge_status sparge_calibration_create(const sparge_calibration_desc* given, sp
     SPARGE_REQUIRE(out != nullptr, "out is NULL");
     *out = nullptr;
     const auto desc = CopySized("desc", given, Defaults(&sparge_calibration_desc_init_sized));
-    const Bounds bounds =
-        ResolveBounds({desc.target_l1, desc.pv_l1, desc.target_l2, desc.pv_l2}, kTargetL2, SPARGE_PV_ROOM);
-    *out = new sparge_calibration{Calibration(desc.q_heads, bounds, desc.round_l1, desc.seed)};
+    *out = new sparge_calibration{Calibration(desc.q_heads, BoundsOf(desc), desc.round_l1, desc.seed)};
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -13,6 +14,9 @@
 #include "src/base/threads.h"
 #include "src/cpu/device.h"
 #include "src/cpu/instruction_sets.h"
+#ifdef SPARGE_WITH_CUDA
+#include "src/cuda/device.h"
+#endif
 
 namespace sparge::impl {
 namespace {
@@ -27,7 +31,36 @@ sparge_executor CheckedExecutor(const sparge_executor* given) {
   return executor;
 }
 
+// The number of the GPU that a device names; -1 for the CPU.
+int GpuNumber(const char* device) {
+  constexpr char kPrefix[] = "cuda:";
+  if (device == nullptr || std::strcmp(device, "cpu") == 0) return -1;
+  const size_t length = std::strlen(kPrefix);
+  const char* number = device + length;
+  const bool named = std::strncmp(device, kPrefix, length) == 0 && *number != '\0';
+  const size_t digits = named ? std::strspn(number, "0123456789") : 0;
+  SPARGE_REQUIRE(digits > 0 && digits <= 4 && number[digits] == '\0', "device=%s is neither \"cpu\" nor \"cuda:N\"",
+                 device);
+  return std::atoi(number);
+}
+
+std::unique_ptr<Device> MakeGpu(const sparge_context_desc& desc) {
+  SPARGE_REQUIRE(desc.threads == 0, "threads=%d is given, but device=%s has none", desc.threads, desc.device);
+  SPARGE_REQUIRE(desc.executor == nullptr, "executor is given, but device=%s has no threads", desc.device);
+  SPARGE_REQUIRE(desc.isa == nullptr, "isa=%s is given, but device=%s has none to choose", desc.isa, desc.device);
+#ifdef SPARGE_WITH_CUDA
+  return MakeCudaDevice(GpuNumber(desc.device));
+#else
+  Fail(SPARGE_UNSUPPORTED_HARDWARE, "device=%s: this library was built without CUDA (SPARGE_CUDA=OFF)", desc.device);
+#endif
+}
+
 }  // namespace
+
+void RequireHost(const sparge_context& context, const char* what) {
+  SPARGE_REQUIRE(context.device->on_host(), "%s runs on a CPU only, and the context's device is %s", what,
+                 context.device->isa());
+}
 
 void SetLastError(const char* detail) { std::snprintf(last_error, sizeof(last_error), "%s", detail); }
 
@@ -44,13 +77,15 @@ const char* sparge_status_text(sparge_status status) {
     case SPARGE_INVALID_ARGUMENT:
       return "invalid argument";
     case SPARGE_UNSUPPORTED_HARDWARE:
-      return "this machine lacks the instruction set";
+      return "this machine lacks the hardware or its driver";
     case SPARGE_OUT_OF_MEMORY:
       return "out of memory";
     case SPARGE_INTERNAL_ERROR:
       return "internal error";
     case SPARGE_STOPPED:
       return "stopped by the caller";
+    case SPARGE_DEVICE_ERROR:
+      return "the device failed";
   }
   return "unknown status";
 }
@@ -74,6 +109,11 @@ sparge_status sparge_context_create(const sparge_context_desc* given, sparge_con
     const sparge_context_desc desc = given == nullptr ? defaults : CopySized("desc", given, defaults);
     SPARGE_REQUIRE(desc.threads >= 0 && desc.threads <= 4096, "threads=%d is outside 0..4096", desc.threads);
     auto context = std::make_unique<sparge_context>();
+    if (GpuNumber(desc.device) >= 0) {
+      context->device = MakeGpu(desc);
+      *out = context.release();
+      return;
+    }
     if (desc.executor != nullptr) {
       context->executor = CheckedExecutor(desc.executor);
     } else {

@@ -14,8 +14,8 @@
 #include "src/problem/order.h"
 
 struct sparge_context {
-  std::unique_ptr<sparge::impl::Pool> pool;  // NULL if the caller brought an executor
-  sparge_executor executor;
+  std::unique_ptr<sparge::impl::Pool> pool;  // NULL if the caller brought an executor, or on a GPU
+  sparge_executor executor{};                // of the CPU
   std::unique_ptr<sparge::impl::Device> device;
   sparge::impl::Workspaces workspaces;  // for calls that bring none
   sparge::impl::Curves curves;
@@ -31,5 +31,10 @@ struct sparge_plan {
 struct sparge_layer {
   sparge::impl::Layer layer;
 };
+
+namespace sparge::impl {
+// Refuses a context whose device is none that shares the host's memory.
+void RequireHost(const sparge_context& context, const char* what);
+}  // namespace sparge::impl
 
 #endif  // SPARGE_SRC_API_HANDLES_H_

@@ -92,7 +92,7 @@ LayerSettings SettingsOf(const sparge_layer_desc* given) {
   const auto desc = CopySized("desc", given, Defaults(&sparge_layer_desc_init_sized));
   CheckDesc(desc);
   LayerSettings settings{};
-  settings.bounds = ResolveBounds({desc.target_l1, desc.pv_l1, desc.target_l2, desc.pv_l2}, kTargetL2, SPARGE_PV_ROOM);
+  settings.bounds = BoundsOf(desc);
   RefuseIdleBounds(desc, settings.bounds);
   settings.round_l1 = desc.round_l1;
   settings.seed = desc.seed;
@@ -187,6 +187,7 @@ sparge_status sparge_layer_run(sparge_layer* layer, sparge_context* context, con
   return Guard([&] {
     SPARGE_REQUIRE(layer != nullptr, "layer is NULL");
     SPARGE_REQUIRE(context != nullptr, "context is NULL");
+    RequireHost(*context, "a layer");
     RunLayer(layer->layer, *context, desc, args, flags);
   });
 }

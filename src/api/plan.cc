@@ -27,6 +27,8 @@ sparge_run_args CheckedArgs(const sparge_plan& plan, const sparge_run_args* give
   const sparge_run_args args = CopySized("args", given, Defaults(&sparge_run_args_init_sized));
   CheckArgs(plan.problem(), args, call, plan.on_device->needs());
   if (args.stats != nullptr) CheckSized("stats", args.stats);
+  SPARGE_REQUIRE(args.stream == nullptr || !plan.context->device->on_host(),
+                 "stream is given, but the device is a CPU, which has none");
   return args;
 }
 
@@ -109,14 +111,16 @@ sparge_status sparge_predict(const sparge_plan* plan, const sparge_run_args* arg
 
 sparge_status sparge_reference(const sparge_plan* plan, const sparge_run_args* args) {
   return Guard([&] {
-    Reference(CheckedPlan(plan).problem(), plan->context->executor, CheckedArgs(*plan, args, Call::kReference));
+    RequireHost(*CheckedPlan(plan).context, "reference");
+    Reference(plan->problem(), plan->context->executor, CheckedArgs(*plan, args, Call::kReference));
   });
 }
 
 sparge_status sparge_calibrate(const sparge_plan* plan, const sparge_run_args* args, double effort) {
   return Guard([&] {
     const sparge_run_args checked = CheckedArgs(CheckedPlan(plan), args, Call::kCalibrate);
-    SPARGE_REQUIRE(effort > 0 && effort <= 1, "effort=%g is not above 0 and at most 1", effort);
+    SPARGE_REQUIRE((effort > 0 && effort <= 1) || effort == SPARGE_EFFORT_OF_RUN,
+                   "effort=%g is neither above 0 and at most 1 nor that of a run (%g)", effort, SPARGE_EFFORT_OF_RUN);
     SPARGE_REQUIRE(plan->problem().select == SPARGE_SELECT_AUTO, "plan has no calibration: its select is not AUTO");
     plan->on_device->Calibrate(checked, effort);
   });

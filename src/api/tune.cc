@@ -8,6 +8,7 @@
 
 #include "src/api/asked.h"
 #include "src/api/guard.h"
+#include "src/api/handles.h"
 #include "src/base/status.h"
 #include "src/calibrate/calibration.h"
 #include "src/tune/tuner.h"
@@ -121,10 +122,9 @@ sparge_status sparge_tuner_create(sparge_context* context, const sparge_tuner_de
     SPARGE_REQUIRE(out != nullptr, "out is NULL");
     *out = nullptr;
     SPARGE_REQUIRE(context != nullptr, "context is NULL");
+    RequireHost(*context, "a tuner");
     const auto desc = CopySized("desc", given, Defaults(&sparge_tuner_desc_init_sized));
-    const Bounds skip =
-        ResolveBounds({desc.target_l1, desc.pv_l1, desc.target_l2, desc.pv_l2}, kTuneTargetL2, SPARGE_TUNE_PV_ROOM);
-    const TuneBounds bounds{skip, desc.round_l1, desc.seed};
+    const TuneBounds bounds{BoundsOf(desc), desc.round_l1, desc.seed};
     const std::string name = desc.name == nullptr ? "" : desc.name;
     *out = new sparge_tuner{desc, Tuner(context, bounds, name, CopySamples(desc))};
   });

@@ -15,7 +15,11 @@ namespace {
 
 // From here on a prompt in small batches takes fewer samples.
 constexpr double kSettled = 256;
+// Rounding is measured in fp32 on so many rows in all, a few of a call: some in the first one, for a rough head has to
+// be noticed there. From this share of its bound on the rest follows at once.
 constexpr double kRoundingRows = 24;
+constexpr int64_t kRoundingPerCall = 4;
+constexpr double kDoubtful = 0.5;
 // Older rows fade, so that a head that changes slowly is followed.
 constexpr double kWindow = 320;
 // Rows of a call that are enough to compare it with earlier ones.
@@ -58,9 +62,12 @@ constexpr double kKnownErrors = 5;
 // Errors below this share of the bound are not told apart.
 constexpr double kNegligible = 0.1;
 
+// Of two independent errors. std::hypot is another one since glibc 2.35, and packages are to run with older ones.
+double Together(double a, double b) { return std::sqrt(a * a + b * b); }
+
 // In terms of the bound: the error that lies so many standard errors above the estimate, differences of calls included.
 double Above(const Estimate& estimate, double errors, sparge_measure measure) {
-  return FromSums(measure, estimate.value + errors * std::hypot(estimate.error, estimate.spread));
+  return FromSums(measure, estimate.value + errors * Together(estimate.error, estimate.spread));
 }
 
 using CellSums = std::array<std::array<ErrorSums, kTaus>, kThetas>;
@@ -156,15 +163,20 @@ void ForgetSkips(HeadRecord& head) {
   head.skips_past = {};
 }
 
-// The cheapest theta and tau within the bound; tau index 0 always is. The cost falls with tau.
-Cell ChooseCell(const HeadRecord& head) {
+// The cheapest theta and tau within the bound; tau index 0 always is. The cost falls with tau. `judges_moves`: the call
+// at hand has to be within the bound, too, at another choice than the one in force, which has been judged. Where the
+// input has changed, earlier calls know nothing of other choices, and yet their many rows would speak for them.
+Cell ChooseCell(const HeadRecord& head, bool judges_moves) {
   const CellSums now = NowOf(head);
   // A guess may rest on fewer.
   const double fewest = head.sizes.Rows() < kFewest ? 1.0 : kFewestSkipping;
+  const double most = InSums(head.bounds.measure, head.bounds.target);
   const auto meets = [&](const Errors& errors) {
-    return errors.Skipping() >= fewest &&
+    return errors.Skipping() >= fewest && ValueOfAll(head.sizes, errors) <= most &&
            Meets(EstimateAll(head.sizes, errors), errors.Skipping(), head.bounds.measure, head.bounds.target);
   };
+  const bool judges = judges_moves && head.sizes.now.count >= kJudged;
+  const double most_now = judges ? most * head.sizes.now.size : std::numeric_limits<double>::infinity();
   const auto at = [&](const Cell& cell) { return Errors{head.past[cell.theta][cell.tau], now[cell.theta][cell.tau]}; };
   Cell best;
   double best_cost = at(best).Cost();
@@ -172,7 +184,7 @@ Cell ChooseCell(const HeadRecord& head) {
     for (int32_t tau = kTaus; tau-- > 1;) {
       const Errors errors = at({theta, tau});
       if (errors.Cost() >= best_cost) break;
-      if (!meets(errors)) continue;
+      if (errors.now.error > most_now || !meets(errors)) continue;
       // Of those that cost the same the most careful one.
       best = {theta, tau};
       best_cost = errors.Cost();
@@ -219,18 +231,25 @@ void Judge(HeadRecord& head, Follow follow) {
   const double rows = head.sizes.now.count;
   if (head.state != SPARGE_HEAD_SPARSE || rows < kJudged || head.sizes.past.count == 0) return;
   const auto in_sums = [&](double bound) { return InSums(head.bounds.measure, bound); };
-  const auto beyond = [&](const Estimate& now, double bound) {
-    return now.value > in_sums(kAlarm * bound) && now.value - JudgeMargin(rows) * now.error > in_sums(bound);
+  // Few rows with large errors have a standard error as large as their mean, whatever made them large. So they also
+  // count as beyond if rows like the earlier ones would not scatter so far; where the head can be measured anew at
+  // once.
+  const double scatter = std::sqrt(1 + head.sizes.past.count / rows);
+  const auto beyond = [&](const Estimate& now, const Estimate& past, double bound) {
+    const double far = kDisagree * JudgeMargin(rows) * scatter * past.error;
+    return now.value > in_sums(kAlarm * bound) && (now.value - JudgeMargin(rows) * now.error > in_sums(bound) ||
+                                                   (follow == Follow::kAnew && now.value - past.value > far));
   };
   const Estimate now = EstimateNow(head.sizes, At(head, head.cell));
   const Estimate past = EstimatePast(head.sizes, At(head, head.cell));
   const bool skips = head.skip > 0 && head.skip_sizes.now.count >= kJudged;
   const Bounds& bounds = head.bounds;
-  if (beyond(now, bounds.target) || (skips && beyond(WithSkip(head, head.skip, EstimateNow), bounds.pv))) {
+  if (beyond(now, past, bounds.target) ||
+      (skips && beyond(WithSkip(head, head.skip, EstimateNow), WithSkip(head, head.skip, EstimatePast), bounds.pv))) {
     LimitPast(head, follow == Follow::kAnew ? 0.0 : rows);
     head.state = SPARGE_HEAD_UNKNOWN;
   } else if (std::fabs(now.value - past.value) >
-             std::max(kDisagree * JudgeMargin(rows) * std::hypot(now.error, past.error),
+             std::max(kDisagree * JudgeMargin(rows) * Together(now.error, past.error),
                       in_sums((1 + kTrifle) * bounds.target) - in_sums(bounds.target))) {
     LimitPast(head, std::max(rows, kFewest - rows));
   }
@@ -281,19 +300,22 @@ Calibration::Calibration(int64_t q_heads, const Bounds& bounds, double round_l1,
   CheckBounds(bounds);
   CheckRounding(round_l1);
   heads_.resize(static_cast<size_t>(q_heads_));
+  locks_ = std::make_unique<std::mutex[]>(heads_.size());
   for (HeadRecord& head : heads_) head.bounds = bounds;
 }
 
 uint64_t Calibration::NextCall() {
-  const std::lock_guard lock(mutex_);
-  for (HeadRecord& head : heads_) CloseCall(head);
+  for (int64_t h = 0; h < q_heads_; ++h) {
+    const std::lock_guard lock(LockOf(h));
+    CloseCall(heads_[static_cast<size_t>(h)]);
+  }
   return calls_++;
 }
 
-void Calibration::Choose(HeadRecord& head) const {
+void Calibration::Choose(HeadRecord& head, bool judges_moves) const {
   head.needs_int16 = EstimateOne(head.round_sizes, head.rounding).value > round_l1_;
   if (head.sizes.Rows() == 0) return;
-  head.cell = head.bounds.target > 0 ? ChooseCell(head) : Cell{};
+  head.cell = head.bounds.target > 0 ? ChooseCell(head, judges_moves) : Cell{};
   if (head.sizes.Rows() < kFewest) {  // a guess, good enough to measure lambda at
     head.state = SPARGE_HEAD_UNKNOWN;
     head.skip = 0;
@@ -305,7 +327,7 @@ void Calibration::Choose(HeadRecord& head) const {
 }
 
 void Calibration::Learn(const Sample& sample, std::span<const RowResult> rows) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(LockOf(sample.head));
   HeadRecord& head = heads_[static_cast<size_t>(sample.head)];
   const auto call = static_cast<double>(sample.call + 1);
   if (call != head.call) CloseCall(head);  // of another thread; one's own was closed when the next began
@@ -314,6 +336,7 @@ void Calibration::Learn(const Sample& sample, std::span<const RowResult> rows) {
   // fewer counts less.
   if (sample.keys > head.keys && head.keys > 0) Fade(head, head.keys / sample.keys);
   head.keys = std::max(head.keys, sample.keys);
+  head.learned = true;
   // The choice may have moved in the meantime: far away, this sample tells nothing about lambda.
   const bool skips = sample.with_skips && Near(sample.cell, head.cell);
   if (skips && !Near(sample.cell, head.skip_cell)) {
@@ -324,35 +347,37 @@ void Calibration::Learn(const Sample& sample, std::span<const RowResult> rows) {
     if (!Counts(row)) continue;
     LearnCells(row, head);
     if (skips) LearnSkips(row, head);
-    if (!sample.with_rounding || !(row.round_size > 0) || !std::isfinite(row.round_error + row.round_size)) continue;
+    if (sample.rounding_rows == 0 || !(row.round_size > 0) || !std::isfinite(row.round_error + row.round_size))
+      continue;
     head.round_sizes.Add(static_cast<double>(row.round_size));
     head.rounding.AddRow({static_cast<double>(row.round_error), static_cast<double>(row.round_size), 0, false});
   }
 }
 
 void Calibration::Decide(int64_t index, uint64_t call, Follow follow) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(LockOf(index));
   HeadRecord& head = heads_[static_cast<size_t>(index)];
   const auto number = static_cast<double>(call + 1);
-  if (head.call != number) return;  // nothing was measured, or another call came in between
+  if (head.call != number || !head.learned) return;  // nothing was measured, or another call came in between
+  head.learned = false;
   if (follow != Follow::kParts && head.judged != number) Judge(head, follow);
   head.judged = number;
-  Choose(head);
+  Choose(head, follow == Follow::kAnew);
 }
 
 void Calibration::SetBounds(int64_t index, double target, double pv) {
   SPARGE_REQUIRE(index >= 0 && index < q_heads_, "head=%" PRId64 " is outside 0..%" PRId64, index, q_heads_ - 1);
   const Bounds bounds{measure_, target, pv};
   CheckBounds(bounds);
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(LockOf(index));
   HeadRecord& head = heads_[static_cast<size_t>(index)];
   head.bounds = bounds;
   head.state = SPARGE_HEAD_UNKNOWN;  // so that the old choice has no claim to stay
-  Choose(head);
+  Choose(head, false);
 }
 
 HeadSetting Calibration::Setting(int64_t index) const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(LockOf(index));
   const HeadRecord& head = heads_[static_cast<size_t>(index)];
   const bool sparse = head.state == SPARGE_HEAD_SPARSE;
   HeadSetting setting{};
@@ -362,7 +387,11 @@ HeadSetting Calibration::Setting(int64_t index) const {
   setting.needs_int16 = head.needs_int16;
   setting.fresh = head.sizes.past.count == 0;
   setting.settled = head.sizes.Rows() >= kSettled && head.skip_sizes.Rows() >= (sparse ? kFewest : 0);
-  setting.rounding_known = head.round_sizes.count >= kRoundingRows;
+  if (!head.needs_int16 && head.round_sizes.count < kRoundingRows) {
+    const bool first = head.round_sizes.count == 0;
+    setting.rounding_rows = kRoundingPerCall;
+    setting.rounding_now = first || EstimateOne(head.round_sizes, head.rounding).value > kDoubtful * round_l1_;
+  }
   setting.missing = static_cast<int64_t>(std::ceil(std::max(kFewest - head.sizes.Rows(), 0.0)));
   return setting;
 }
@@ -370,7 +399,7 @@ HeadSetting Calibration::Setting(int64_t index) const {
 void Calibration::Describe(int64_t index, sparge_head_estimate& out) const {
   SPARGE_REQUIRE(index >= 0 && index < q_heads_, "head=%" PRId64 " is outside 0..%" PRId64, index, q_heads_ - 1);
   const HeadSetting setting = Setting(index);
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(LockOf(index));
   const HeadRecord& head = heads_[static_cast<size_t>(index)];
   out.state = head.state;
   out.precision = head.needs_int16 ? SPARGE_PRECISION_INT16 : SPARGE_PRECISION_INT8;

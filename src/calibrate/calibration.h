@@ -14,8 +14,10 @@
 #include <sparge/sparge.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -54,10 +56,10 @@ sparge_head_params ParamsAt(const Cell& cell, int32_t skip);
 struct Sample {
   uint64_t call;
   int64_t head, sequence, first, step, count;
-  double keys;      // of the longest sequence of the call
-  Cell cell;        // lambda is measured at this choice of theta and tau
-  bool with_skips;  // there is such a choice
-  bool with_rounding;
+  double keys;            // of the longest sequence of the call
+  Cell cell;              // lambda is measured at this choice of theta and tau
+  bool with_skips;        // there is such a choice
+  int64_t rounding_rows;  // of which the precision's error is measured, too: so many, evenly spread
 };
 
 // What a row says. Sizes and errors are sums over its channels, of absolute values or of squares, as the measure of the
@@ -74,9 +76,10 @@ struct RowResult {
 
 struct HeadRecord {
   Bounds bounds;
-  double call = 0;    // of the last sample, counted from 1
-  double judged = 0;  // the call that was last compared with earlier ones
-  double keys = 0;    // the most of a sample so far
+  double call = 0;       // of the last sample, counted from 1
+  double judged = 0;     // the call that was last compared with earlier ones
+  double keys = 0;       // the most of a sample so far
+  bool learned = false;  // rows since the last choice
   // theta, tau. The call at hand by the largest theta that a row's block is alike at.
   SizeHistory sizes;
   std::array<std::array<ErrorSums, kTaus>, kThetas> now{};
@@ -104,10 +107,11 @@ struct HeadSetting {
   Cell cell;
   bool sparse;
   bool needs_int16;
-  bool fresh;    // nothing is known from earlier calls
-  bool settled;  // so much is known that less is measured
-  bool rounding_known;
-  int64_t missing;  // rows until a first choice can be made
+  bool fresh;             // nothing is known from earlier calls
+  bool settled;           // so much is known that less is measured
+  int64_t rounding_rows;  // of a call, on which the precision's error is still to be measured
+  bool rounding_now;      // in this call; else when it is the head's turn
+  int64_t missing;        // rows until a first choice can be made
 };
 
 // What a call means for what is known from earlier ones.
@@ -139,15 +143,16 @@ struct Calibration {
   void Describe(int64_t head, sparge_head_estimate& out) const;
 
  private:
-  void Choose(HeadRecord& head) const;
+  void Choose(HeadRecord& head, bool judges_moves) const;
+  std::mutex& LockOf(int64_t head) const { return locks_[static_cast<size_t>(head)]; }
 
-  mutable std::mutex mutex_;
   int64_t q_heads_ = 0;
   sparge_measure measure_ = SPARGE_MEASURE_L2;
   double round_l1_ = 0;
   uint64_t seed_ = 0;
-  uint64_t calls_ = 0;
+  std::atomic<uint64_t> calls_ = 0;
   std::vector<HeadRecord> heads_;
+  std::unique_ptr<std::mutex[]> locks_;  // one per head: they learn and decide side by side
 };
 
 }  // namespace sparge::impl

@@ -9,6 +9,9 @@ namespace {
 
 // Of the most that a first choice may cost, what the second round may take.
 constexpr double kSecondShare = 0.65;
+// Rounding is dear whatever the number of rows, for all keys and values are read as they are: so heads take turns, each
+// in one of so many calls.
+constexpr uint64_t kRoundingTurn = 8;
 // Numbers that look random, per head and round.
 constexpr int64_t kChancesPerRound = 1 << 20;
 
@@ -74,6 +77,12 @@ double CountRows(const Problem& problem, const Sampling& sampling, const HeadSet
   return std::max(rows, std::ceil(missing / sample_rows) * sample_rows);
 }
 
+// Whether this call measures the head's rounding.
+bool RoundsNow(const Sampling& sampling, int64_t head, const HeadSetting& setting) {
+  const bool turn = (sampling.call + static_cast<uint64_t>(head)) % kRoundingTurn == 0;
+  return setting.rounding_rows > 0 && (setting.rounding_now || turn || sampling.effort >= 0);
+}
+
 }  // namespace
 
 bool MaySample(const Problem& problem, const Sampling& sampling, int64_t head) {
@@ -118,11 +127,12 @@ int64_t NextSamples(const Problem& problem, const HeadChoice& heads, int64_t end
       sample.head = head;
       sample.cell = setting.cell;
       sample.with_skips = setting.cell.tau > 0;
-      // One of a call, for it costs several times as much.
+      // One of a call; where time is given, as many rows as it takes.
       const double chosen = ChanceOf(problem, sampling, head, kChancesPerRound - 1);
-      sample.with_rounding = problem.precision != SPARGE_PRECISION_FP32 && !setting.rounding_known &&
-                             !setting.needs_int16 && sampling.round == 0 &&
-                             sampling.taken == static_cast<int64_t>(chosen * static_cast<double>(sampling.samples));
+      const bool with_rounding = problem.precision != SPARGE_PRECISION_FP32 && RoundsNow(sampling, head, setting) &&
+                                 sampling.round == 0 &&
+                                 sampling.taken == static_cast<int64_t>(chosen * static_cast<double>(sampling.samples));
+      if (with_rounding) sample.rounding_rows = sampling.effort < 0 ? setting.rounding_rows : sample.count;
     }
   }
   return count;

@@ -92,11 +92,12 @@ HeadRecord LoadHead(sparge_measure measure, const std::byte*& from) {
 size_t Calibration::SavedSize() const { return sizeof(Header) + heads_.size() * RecordBytes(); }
 
 void Calibration::Save(std::byte* out) const {
-  const std::lock_guard lock(mutex_);
   Header header{{}, static_cast<uint64_t>(q_heads_), seed_, calls_, kGrid, measure_, round_l1_};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   Put(header, out);
-  for (const HeadRecord& head : heads_) {
+  for (int64_t h = 0; h < q_heads_; ++h) {
+    const std::lock_guard lock(LockOf(h));
+    const HeadRecord& head = heads_[static_cast<size_t>(h)];
     VisitNumbers(head, [&](const double& number) { Put(number, out); });
     Put(SavedChoice{head.state, head.cell.theta, head.cell.tau, head.skip, head.skip_cell.theta, head.skip_cell.tau,
                     head.needs_int16},
@@ -122,6 +123,7 @@ Calibration::Calibration(const std::byte* data, size_t size) {
   calls_ = header.calls;
   heads_.reserve(heads);
   for (size_t h = 0; h < heads; ++h) heads_.push_back(LoadHead(measure_, data));
+  locks_ = std::make_unique<std::mutex[]>(heads);
 }
 
 }  // namespace sparge::impl

@@ -13,11 +13,14 @@ struct Ratio {
   double variance;  // of one row's residual
 };
 
+double ValueOf(const SizeSums& sizes, double error) {
+  if (sizes.size > 0) return error / sizes.size;
+  return error > 0 ? std::numeric_limits<double>::infinity() : 0.0;  // outputs that are all zeros
+}
+
 Ratio RatioOf(const SizeSums& sizes, const ErrorSums& errors) {
-  if (sizes.size <= 0) {  // outputs that are all zeros: any error is infinitely large
-    return {errors.error > 0 ? std::numeric_limits<double>::infinity() : 0.0, 0.0, 0.0};
-  }
-  const double ratio = errors.error / sizes.size;
+  const double ratio = ValueOf(sizes, errors.error);
+  if (sizes.size <= 0) return {ratio, 0.0, 0.0};
   if (sizes.count < 2) return {ratio, ratio, 0.0};
   // Residuals error - ratio * size have mean 0; their spread is that of the ratio.
   const double residual = errors.error2 - 2 * ratio * errors.cross + ratio * ratio * sizes.size2;
@@ -52,28 +55,6 @@ ErrorSums InUnits(const ErrorSums& e, double unit) {
   return {e.error * unit, e.error2 * unit * unit, e.cross * unit * unit, e.cost, e.skipping};
 }
 }  // namespace
-
-void SizeSums::Add(double row_size) {
-  count += 1;
-  size += row_size;
-  size2 += row_size * row_size;
-}
-
-void ErrorSums::AddRow(const RowError& row) {
-  error += row.error;
-  error2 += row.error * row.error;
-  cross += row.error * row.size;
-  cost += row.cost;
-  skipping += row.skips ? 1 : 0;
-}
-
-void ErrorSums::Add(const ErrorSums& other) {
-  error += other.error;
-  error2 += other.error2;
-  cross += other.cross;
-  cost += other.cost;
-  skipping += other.skipping;
-}
 
 SizeSums SizeHistory::All() const {
   const SizeSums add = InUnits(now, Unit());
@@ -110,6 +91,10 @@ Estimate EstimateAll(const SizeHistory& sizes, const Errors& errors) {
   sums.Add(InUnits(errors.now, sizes.Unit()));
   const Ratio all = RatioOf(sizes.All(), sums);
   return {all.value, all.error, std::isfinite(all.value) ? SpreadOfCalls(sizes, errors, all) : 0.0, CountCalls(sizes)};
+}
+
+double ValueOfAll(const SizeHistory& sizes, const Errors& errors) {
+  return ValueOf(sizes.All(), errors.past.sums.error + errors.now.error * sizes.Unit());
 }
 
 Estimate EstimateOne(const SizeSums& sizes, const ErrorSums& errors) {

@@ -12,7 +12,11 @@ namespace sparge::impl {
 struct SizeSums {
   double count = 0, size = 0, size2 = 0;
 
-  void Add(double row_size);
+  void Add(double row_size) {
+    count += 1;
+    size += row_size;
+    size2 += row_size * row_size;
+  }
 };
 // What a row has under one choice.
 struct RowError {
@@ -23,8 +27,20 @@ struct RowError {
 struct ErrorSums {
   double error = 0, error2 = 0, cross = 0, cost = 0, skipping = 0;
 
-  void AddRow(const RowError& row);
-  void Add(const ErrorSums& other);
+  void AddRow(const RowError& row) {
+    error += row.error;
+    error2 += row.error * row.error;
+    cross += row.error * row.size;
+    cost += row.cost;
+    skipping += row.skips ? 1 : 0;
+  }
+  void Add(const ErrorSums& other) {
+    error += other.error;
+    error2 += other.error2;
+    cross += other.cross;
+    cost += other.cost;
+    skipping += other.skipping;
+  }
 };
 
 // The call at hand as it was measured, and the calls before it in units of their sizes. Of those also how many they are
@@ -66,6 +82,8 @@ struct Estimate {
 // Of plain sums; of all calls; of the calls before the one at hand; of the one at hand.
 Estimate EstimateOne(const SizeSums& sizes, const ErrorSums& errors);
 Estimate EstimateAll(const SizeHistory& sizes, const Errors& errors);
+// Its value alone, for a first look.
+double ValueOfAll(const SizeHistory& sizes, const Errors& errors);
 Estimate EstimatePast(const SizeHistory& sizes, const Errors& errors);
 Estimate EstimateNow(const SizeHistory& sizes, const Errors& errors);
 

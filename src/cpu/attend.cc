@@ -4,10 +4,12 @@
 
 #include <algorithm>
 
+#include "src/base/threads.h"
 #include "src/calibrate/sampling.h"
 #include "src/cpu/attend_rows.h"
 #include "src/cpu/decode.h"
 #include "src/cpu/pack.h"
+#include "src/cpu/parts.h"
 #include "src/cpu/predict.h"
 #include "src/cpu/probe.h"
 #include "src/cpu/results.h"
@@ -99,9 +101,10 @@ void ProbeHeads(const Pass& pass, HeadRange range, Sampling sampling) {
     while (const int64_t count = NextSamples(plan, heads, range.end, sampling, pass.w.probes.samples)) {
       ProbeSamples(plan, pass.args, pass.w.packed, pass.w.stage1, pass.w.map, pass.w.probes, count);
     }
-    for (int64_t h = range.begin; h < range.end; ++h) {
-      if (decisions.fresh[h]) plan.calibration->Decide(h, sampling.call, follow);
-    }
+    ForEach(plan.machine.executor, range.end - range.begin, [&](int32_t, int64_t i) {
+      const int64_t head = range.begin + i;
+      if (decisions.fresh[head]) plan.calibration->Decide(head, sampling.call, follow);
+    });
   }
 }
 
@@ -197,6 +200,7 @@ void Predict(const std::vector<Plan>& plans, const sparge_run_args& args) {
   sparge_stats stats{};
   ClearResults(plans.front(), args);
   ForEachPlan(plans, args, [&](const Pass& pass) {
+    if (args.key_survey_out != nullptr) return LeaveSurvey(pass.plan, pass.heads, args, pass.w.packed);
     Stopwatch watch;
     if (pass.plan.predicts()) PackAll(pass.plan, pass.heads, args, /*with_values=*/false, pass.w.packed);
     stats.pack_ms += watch.Lap();

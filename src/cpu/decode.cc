@@ -114,11 +114,14 @@ struct Decoder {
   void Count(sparge_stats& stats) const;
 };
 
-// Where the keys of a sequence lie: others lie elsewhere, mostly.
+// Where the keys and values of a sequence lie: others lie elsewhere, mostly.
 uint64_t Decoder::PlaceOfKeys(int64_t sequence) const {
-  const std::byte* data = SequenceData(plan, args.k, sequence, 0, 0);
-  const auto strides = static_cast<uint64_t>(args.k.head_stride) << 32 ^ static_cast<uint64_t>(args.k.token_stride);
-  return Mix(reinterpret_cast<uintptr_t>(data), strides);
+  const auto place = [&](const sparge_tensor& tensor) {
+    const std::byte* data = SequenceData(plan, tensor, sequence, 0, 0);
+    const auto strides = static_cast<uint64_t>(tensor.head_stride) << 32 ^ static_cast<uint64_t>(tensor.token_stride);
+    return Mix(reinterpret_cast<uintptr_t>(data), strides);
+  };
+  return Mix(place(args.k), place(args.v));
 }
 
 // GlanceAt, or what it was: if there are just as many new keys as queries, these are theirs, and older ones change in
@@ -126,7 +129,8 @@ uint64_t Decoder::PlaceOfKeys(int64_t sequence) const {
 uint64_t Decoder::LookAt(int64_t sequence, int64_t block) const {
   const int64_t place = sequence * plan.cache_blocks + block;
   const int64_t before = packed.cache.keys_seen[sequence];
-  const bool grown = plan.mask == SPARGE_MASK_NONE && before > 0 && before + plan.q_tokens == plan.kv_tokens &&
+  const bool grown = plan.trusts_growth && plan.mask == SPARGE_MASK_NONE && before > 0 &&
+                     before + plan.q_tokens == plan.kv_tokens &&
                      packed.cache.place_seen[sequence] == PlaceOfKeys(sequence);
   const uint64_t sample = SampleAt(plan, args, sequence, block);
   const bool same = std::exchange(packed.cache.sample[place], sample) == sample;

@@ -33,6 +33,7 @@ class CpuDevice final : public Device {
   CpuDevice(const sparge_executor& executor, const InstructionSet& set) : machine_{executor, set.name, set.ops()} {}
   const char* isa() const override { return machine_.isa; }
   int32_t threads() const override { return machine_.executor.workers; }
+  bool on_host() const override { return true; }
   std::unique_ptr<DevicePlan> Prepare(std::vector<Problem> problems) const override {
     return std::make_unique<CpuPlan>(std::move(problems), machine_);
   }

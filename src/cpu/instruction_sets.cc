@@ -5,7 +5,10 @@
 #include "src/cpu/targets.h"
 // clang-format on
 
-#include <hwy/targets.h>
+#include <hwy/detect_targets.h>
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
 
 #include <cstdlib>
 #include <cstring>
@@ -16,10 +19,34 @@
 namespace sparge::impl {
 namespace {
 
-// A target of Highway.
+#if HWY_ARCH_X86
+// F16C, which not every compiler has a name for in __builtin_cpu_supports.
+bool HasHalfFloats() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
+// What the targets of Highway are compiled for, as far as there are processors that have the one without the other.
+// Highway's own question would need its library wherever ours runs.
 template <int64_t kTarget>
 bool Runnable() {
-  return kTarget == HWY_STATIC_TARGET || (hwy::SupportedTargets() & kTarget) != 0;
+  if (kTarget == HWY_STATIC_TARGET) return true;
+#if HWY_ARCH_X86
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+                    HasHalfFloats();
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512cd");
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi2") &&
+                    __builtin_cpu_supports("avx512bitalg") && __builtin_cpu_supports("vpclmulqdq") &&
+                    __builtin_cpu_supports("gfni");
+  if (kTarget == HWY_AVX3_DL) return vnni;
+  if (kTarget == HWY_AVX3) return avx512;
+  if (kTarget == HWY_AVX2) return avx2;
+#endif
+  // All that is left on 64-bit ARM has it; some Highways count its instructions for AES as another target.
+  return kTarget == HWY_NEON || kTarget == HWY_EMU128;
 }
 template <int64_t kTarget>
 CpuOps Ops() {

@@ -8,9 +8,6 @@
 namespace sparge::impl {
 namespace {
 
-// From this share of a query's attention on a tile is kept, though its pool may hardly look there.
-constexpr double kOwnShare = 0.125;
-
 int64_t RowsPerWorker(const Plan& plan) { return int64_t{plan.kernel().pass_rows} + UnlikeRows::kMostUnlike; }
 
 // The arrays of one worker, from its `first` row on.

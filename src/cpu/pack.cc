@@ -8,20 +8,10 @@
 #include "src/base/threads.h"
 #include "src/cpu/glance.h"
 #include "src/cpu/pack_ops.h"
+#include "src/cpu/parts.h"
 
 namespace sparge::impl {
 namespace {
-
-// No score exceeds this in log2 units (rotated rows: this times the root of the rotation block, at most 23). It is far
-// beyond where softmax is one-hot for any two different floats, and its differences and negations are finite.
-constexpr double kScoreLimit = 1e30;
-constexpr double kStoredKeyMax = 4;  // |key - mean| <= 2 max|key|, and max|key| < 2 k_unit
-
-// Largest power of two <= max_abs, within what float can invert: 2^-100..2^127.
-double UnitFor(float max_abs) {
-  if (max_abs == 0.0f) return 1.0;
-  return std::ldexp(1.0, std::clamp(std::ilogb(max_abs), -100, 127));
-}
 
 // Blocks that come later may be somewhat larger than all before. Powers of two round nothing.
 double WithRoom(double unit) { return unit < 0x1p60 ? 4 * unit : unit; }
@@ -47,6 +37,8 @@ struct Packer {
     return id.block < plan.sequences[id.sequence].k_blocks && heads.KvActive(plan, id.head);
   }
   bool IsStale(int64_t task) const { return packed.cache.stale == nullptr || packed.cache.stale[task] != 0; }
+  // With plan.glances: what GlanceAtAll saw.
+  uint64_t GlanceOf(const BlockId& id) const { return packed.cache.seen[id.sequence * plan.cache_blocks + id.block]; }
   bool MayKeepCentre(int64_t index) const;
   bool KeepsCentre(int64_t index) const;
   bool FindStale(const BlockId& id, int64_t task) const;
@@ -71,6 +63,11 @@ bool Packer::MayKeepCentre(int64_t index) const {
 bool Packer::FindStale(const BlockId& id, int64_t task) const {
   const KeyCache& cache = packed.cache;
   if (cache.checksum == nullptr || !with_values) return true;
+  if (plan.glances) {
+    const bool same = cache.glance[task] == GlanceOf(id) && MayKeepCentre(plan.KvUnit(id.sequence, id.head));
+    if (!same) cache.checksum[task] = 0;  // of nothing that is packed
+    return !same;
+  }
   const uint64_t k = ops.checksum(KeyRows(id, args.k, plan.qk_dim));
   const uint64_t sum = ops.checksum(KeyRows(id, args.v, plan.v_dim)) ^ (k << 1 | k >> 63);
   const bool same = cache.checksum[task] == sum && MayKeepCentre(plan.KvUnit(id.sequence, id.head));
@@ -115,6 +112,7 @@ bool Packer::KeepsCentre(int64_t index) const {
 // Units and mean of a sequence and kv head.
 void Packer::ChooseUnits(int32_t worker, int64_t index) const {
   if (!heads.KvActive(plan, index % plan.kv_heads)) return;
+  if (args.key_survey != nullptr) return TakeSurvey(plan, args, index, packed);
   const Sequence& s = plan.sequences[index / plan.kv_heads];
   const int64_t first = plan.KeyBlock(index % plan.kv_heads, s, 0);
   float k_max = 0, v_max = 0;
@@ -125,8 +123,7 @@ void Packer::ChooseUnits(int32_t worker, int64_t index) const {
     tokens += packed.finite[j];
   }
   KeyUnits needed{UnitFor(k_max), UnitFor(v_max)};
-  // Keys near the largest float are not centred: the difference could overflow, and softmax is one-hot there anyway.
-  const bool centre = tokens > 0 && k_max <= 0x1p126f;
+  const bool centre = tokens > 0 && k_max <= kMostCentred;
   KeyUnits& units = packed.units[index];
   if (centre && KeepsCentre(index)) {
     // Units somewhat larger than needed do no harm; smaller ones do, and then every block is packed in the new ones.
@@ -214,8 +211,8 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
     poison |= ops.values(values);
   }
   packed.poison[task] = poison;
-  if (packed.cache.glance != nullptr && with_values)
-    packed.cache.glance[task] = GlanceAt(plan, args, id.sequence, id.block);
+  if (packed.cache.glance == nullptr || !with_values) return;
+  packed.cache.glance[task] = plan.glances ? GlanceOf(id) : GlanceAt(plan, args, id.sequence, id.block);
 }
 
 // How queries of one sequence and head become rows of the kernel; tokens and places are the caller's to fill in.
@@ -245,6 +242,7 @@ PackRowsArgs QueryArgs(const Plan& plan, const Packed& packed, const BlockId& id
 void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   const BlockId id = FindQueryBlock(plan, task);
   if (!heads.active[id.head]) return;
+  if (args.pool_rows != nullptr) return TakePools(plan, args, id, worker, packed);
   const Sequence& s = plan.sequences[id.sequence];
   PackRowsArgs rows = QueryArgs(plan, packed, id);
   rows.tokens =
@@ -262,6 +260,7 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   if (packed.unlike == nullptr) return;
   ops.unlike({rows.tokens, rows.dim_pad, rows.mean, rows.pool_rows, rows.scratch}, packed.unlike[task]);
   if (packed.unlike[task].TooMany()) *rows.similarity = kNotAlike;
+  if (args.pool_rows_out != nullptr) LeavePools(plan, args, packed, id);
 }
 
 void LayKeys(const Plan& plan, Arena& arena, Packed& p) {
@@ -317,6 +316,23 @@ Packed LayPacked(const Plan& plan, Arena& arena, Arena& cache) {
   return p;
 }
 
+double UnitFor(float max_abs) {
+  if (max_abs == 0.0f) return 1.0;
+  return std::ldexp(1.0, std::clamp(std::ilogb(max_abs), -100, 127));
+}
+
+void PackRowsOnly(const Plan& plan, const Packed& packed, const BlockId& id, const TokenRows& tokens, bool absolute,
+                  int32_t worker, const QueryRows& out) {
+  PackRowsArgs rows = QueryArgs(plan, packed, id);
+  rows.tokens = tokens;
+  rows.out = reinterpret_cast<int32_t*>(out.rows);
+  rows.scale = out.factor;
+  if (absolute) rows.shift_factor = plan.scale * kLog2e;
+  rows.shift = out.shift;
+  rows.scratch = packed.scratch + worker * Packed::scratch_floats(plan);
+  plan.machine.ops.pack->rows(rows);
+}
+
 void CopyQuery(const Plan& plan, const Packed& packed, int64_t place, int64_t r, const QueryRows& to) {
   const int64_t bytes = plan.row_lanes() * kLaneBytes;
   std::memcpy(to.rows + r * bytes, packed.queries + place * bytes, static_cast<size_t>(bytes));
@@ -329,14 +345,8 @@ void PackPools(const Plan& plan, const Packed& packed, const BlockId& block, int
   const int64_t first =
       plan.QueryBlock(block.head, plan.sequences[block.sequence], block.block) * plan.predictor->pools;
   const float* means = packed.q.mean + first * plan.dim_pad();
-  PackRowsArgs rows = QueryArgs(plan, packed, block);
-  rows.tokens = {reinterpret_cast<const std::byte*>(means), SPARGE_F32, plan.dim_pad(), count, plan.qk_dim};
-  rows.out = reinterpret_cast<int32_t*>(out.rows);
-  rows.scale = out.factor;
-  if (absolute) rows.shift_factor = plan.scale * kLog2e;
-  rows.shift = out.shift;
-  rows.scratch = packed.scratch + worker * Packed::scratch_floats(plan);
-  plan.machine.ops.pack->rows(rows);
+  const TokenRows tokens{reinterpret_cast<const std::byte*>(means), SPARGE_F32, plan.dim_pad(), count, plan.qk_dim};
+  PackRowsOnly(plan, packed, block, tokens, absolute, worker, out);
 }
 
 uint64_t CacheKind(const std::vector<Plan>& plans) {
@@ -364,6 +374,7 @@ KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_r
                        const Packed& packed) {
   const Packer packer{plan, heads, args, packed, *plan.machine.ops.pack, with_values};
   ForgetSteps(plan, packed);
+  if (plan.glances) GlanceAtAll(plan, args, packed.cache.seen);
   const sparge_executor& executor = plan.machine.executor;
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
   ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.SurveyBlock(worker, task); });
@@ -389,14 +400,7 @@ TokenRows QueryRun::Tokens(const Plan& plan, const sparge_run_args& args) const 
 
 void PackQueryRun(const Plan& plan, const sparge_run_args& args, const Packed& packed, const QueryRun& run,
                   int32_t worker, const QueryRows& out) {
-  PackRowsArgs rows = QueryArgs(plan, packed, {run.head, run.sequence, 0});
-  rows.tokens = run.Tokens(plan, args);
-  rows.out = reinterpret_cast<int32_t*>(out.rows);
-  rows.scale = out.factor;
-  rows.shift_factor = plan.scale * kLog2e;
-  rows.shift = out.shift;
-  rows.scratch = packed.scratch + worker * Packed::scratch_floats(plan);
-  plan.machine.ops.pack->rows(rows);
+  PackRowsOnly(plan, packed, {run.head, run.sequence, 0}, run.Tokens(plan, args), /*absolute=*/true, worker, out);
 }
 
 void PackDirectRun(const Plan& plan, const sparge_run_args& args, const QueryRun& run, const QueryRows& out) {

@@ -30,14 +30,19 @@ struct KeyUnits {
   double v_unit;  // stored value = value / v_unit, |stored| < 2
 };
 
+// Largest power of two <= max_abs, within what float can invert: 2^-100..2^127.
+double UnitFor(float max_abs);
+// Keys near the largest float are not centred: the difference could overflow, and softmax is one-hot there anyway.
+inline constexpr float kMostCentred = 0x1p126f;
+
 // What the caller's cache knows of the keys and values that are packed in it; all NULL without one.
 struct KeyCache {
   int64_t* centred;    // per sequence and kv head: how many keys its mean is of; 0 = nothing here is of use
   uint64_t* checksum;  // per key block: of the tokens that are packed there
   uint8_t* stale;      // per key block: to be packed in this call
   uint64_t* glance;    // per key block: GlanceAt of the tokens that are packed there
-  // What the last call that decodes saw. Per sequence and its key blocks: GlanceAt and SampleAt; per sequence: how many
-  // keys (0 if a call has come since that did not look), and where.
+  // What the last call that decodes or glances saw. Per sequence and its key blocks: GlanceAt; SampleAt, and per
+  // sequence how many keys (0 if a call has come since that does not decode), and where.
   uint64_t *seen, *sample;
   int64_t* keys_seen;
   uint64_t* place_seen;
@@ -98,6 +103,10 @@ struct QueryRows {
   float* factor;    // per row
   float* shift;     // per row
 };
+// Packs some rows of a sequence and head for the kernel, and nothing else of them. `absolute`: with what softmax does
+// not see.
+void PackRowsOnly(const Plan& plan, const Packed& packed, const BlockId& id, const TokenRows& tokens, bool absolute,
+                  int32_t worker, const QueryRows& out);
 // Row r of `to` becomes the packed query at `place`: Problem::QueryBlock * kBlockQ and the row within the block.
 void CopyQuery(const Plan& plan, const Packed& packed, int64_t place, int64_t r, const QueryRows& to);
 // Pooled queries of one head, from the block's first pool on, as the kernel takes them. `absolute`: the shift is

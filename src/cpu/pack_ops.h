@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "src/base/packing.h"
 #include "src/base/tokens.h"
 #include "src/cpu/kernel/kernel.h"
+#include "src/select/unlike.h"
 
 namespace sparge::impl {
 
@@ -17,13 +19,6 @@ struct Survey {
   float max_abs;
   int32_t finite;
 };
-
-// Rows of `dim` numbers are rotated in blocks of this many: the largest power of two that divides dim rounded up to
-// whole int8 lanes. Rotating both sides multiplies q . k by it.
-inline constexpr int64_t RotationBlock(int64_t dim) {
-  const int64_t width = RoundUp(dim, PerLane(SPARGE_PRECISION_INT8));
-  return width & -width;
-}
 
 // Packs the rows of one query or key block:
 //   keys: x = (token - centre) * inverse_unit,  queries: x = token
@@ -83,19 +78,6 @@ struct DirectRowsArgs {
   float* shift;   // per row: 0; NaN marks a row that is not finite
 };
 
-// The rows of a query block that are unlike their pool: their squared distance from its mean is more than kRatio times
-// the median of the pool. A mean does not speak for them. Of those that are as close as that to each other, one is
-// here.
-struct UnlikeRows {
-  static constexpr int kMostUnlike = 6;       // that are judged one by one; with more the block is computed in full
-  static constexpr float kRatio = 4;          // squared
-  static constexpr int64_t kFewestRows = 16;  // rows of a pool, else a median says nothing
-
-  int16_t count;  // may be more than kMostUnlike
-  int16_t rows[kMostUnlike];
-
-  bool TooMany() const { return count > kMostUnlike; }
-};
 struct UnlikeArgs {
   TokenRows tokens;
   int64_t dim_pad;

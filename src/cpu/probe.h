@@ -25,16 +25,16 @@ struct ProbeMemory {
   // Their results against each tile.
   int32_t* tiles;    // key block
   uint64_t* masked;  // bits by key block
-  float* o;          // rows of `channels`
-  float* m;          // per row, padded to kChannelAlign; so are the next two
-  float* l;
+  float* o;          // rows of `channels`, relative to m
+  float* m;     // per row, padded to kChannelAlign; so are the next three. The best score of this tile and those before
+  float* l;     // relative to m
+  float* best;  // the best score of this tile
   float* weight;
   // One row at work.
-  float* row_weight;  // per tile
-  uint8_t* bucket;    // per tile
-  float* sums;        // per bucket: `channels`
-  float* dense;       // `channels`
-  float* exact;       // rows of `channels`: the same in fp32
+  uint8_t* bucket;  // per tile
+  int32_t* order;   // tiles by bucket, the last one first
+  float* dense;     // `channels`
+  float* exact;     // rows of `channels`: the same in fp32
   Sample* samples;
   RowResult* results;
 };

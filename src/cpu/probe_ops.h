@@ -6,26 +6,35 @@
 
 namespace sparge::impl {
 
-// A row's results against each tile by itself: tile t has the sum `o` at [t * stride] of `channels` floats, a multiple
-// of kChannelAlign, aligned.
+// A row's results against each tile by itself, in an order: the i-th is tile order[i], which has the sum `o` at
+// [tile * stride], `channels` floats (a multiple of kChannelAlign, aligned), and counts weight[tile * weight_stride].
 struct TileResults {
   const float* o;
   int64_t stride;
-  int64_t tiles;
   int64_t channels;
+  const float* weight;
+  int64_t weight_stride;
+  const int32_t* order;
+};
+
+// Results of more and more tiles: step s has the first ends[s] of them, and its sum counts by[s].
+struct ProbeSteps {
+  static constexpr int64_t kMost = 64;
+  int64_t count = 0;
+  int64_t ends[kMost];
+  float by[kMost];
 };
 
 struct ProbeOps {
   // weight[i] = 2^(m[i] - top[i]), 0 where m is -inf; `count` is a multiple of kChannelAlign, arrays are aligned
   void (*weights)(const float* m, const float* top, int64_t count, float* weight);
-  // sums[bucket[t]] += weight[t] * o of tile t, but for tiles of bucket kNowhere
-  static constexpr uint8_t kNowhere = 255;
-  void (*collect)(const TileResults& row, const float* weight, const uint8_t* bucket, float* sums);
-  // to += from
-  void (*add)(float* to, const float* from, int64_t channels);
-  // The sum over all channels of |row * by - want * want_by|, or of its square: by sparge_measure.
-  using Distance = double (*)(const float* row, float by, const float* want, float want_by, int64_t channels);
-  Distance distance[2];
+  // out = by * the sum of the first `tiles`
+  void (*sum)(const TileResults& row, int64_t tiles, float by, float* out);
+  // out[s] = the sum over all channels of |step s - want|, or of its square: by sparge_measure
+  using Distances = void (*)(const TileResults& row, const ProbeSteps& steps, const float* want, float* out);
+  Distances distances[2];
+  // The sum over all channels of |row * by - want * want_by|.
+  double (*distance)(const float* row, float by, const float* want, float want_by, int64_t channels);
 };
 
 // Of one of Highway's targets; NULL if that was not compiled in.

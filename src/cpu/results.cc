@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "src/base/sized.h"
+#include "src/cpu/parts.h"
 
 namespace sparge::impl {
 namespace {
@@ -45,6 +46,9 @@ void ClearResults(const Plan& plan, const sparge_run_args& args) {
   if (args.pv_out != nullptr) std::fill_n(args.pv_out, plan.AllTiles(), uint8_t{0});
   if (args.mass_out != nullptr) std::fill_n(args.mass_out, plan.AllTiles(), 0.0f);
   if (args.head_stats != nullptr) std::fill_n(args.head_stats, plan.batch * plan.q_heads, sparge_head_stats{});
+  if (args.key_survey_out != nullptr) {
+    std::fill_n(args.key_survey_out, plan.batch * plan.kv_heads * KeySurveySize(plan), 0.0);
+  }
   // Pools that see none of these keys.
   if (args.pool_lse_out != nullptr) {
     std::fill_n(args.pool_lse_out, plan.batch * plan.q_heads * plan.pools(), -std::numeric_limits<double>::infinity());

@@ -15,27 +15,13 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "src/base/packing.h"
 #include "src/cpu/pack_ops.h"
 #include "src/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sparge::impl {
 namespace HWY_NAMESPACE {
-// Without the signs a constant row would become a single spike.
-struct RandomSigns {
-  alignas(64) float sign[RoundUp(SPARGE_MAX_HEAD_DIM, kChannelAlign)];
-  constexpr RandomSigns() : sign() {
-    uint32_t state = 0x9E3779B9;
-    for (float& s : sign) {
-      state ^= state << 13;
-      state ^= state >> 17;
-      state ^= state << 5;
-      s = (state >> 16) % 2 == 0 ? 1.0f : -1.0f;
-    }
-  }
-};
-inline constexpr RandomSigns kRandomSigns;
-
 // sign[k][i] = -1 iff bit k of lane i is set.
 struct LaneSigns {
   alignas(64) float sign[4][16];

@@ -7,7 +7,7 @@
 // Kept: the portable baseline, AVX2, AVX-512 with and without VNNI, NEON. The x86 targets between them cost compile
 // time and serve machines older than 2013; SVE vectors have no fixed size and cannot sit in the kernels' arrays.
 #define SPARGE_UNUSED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
-#ifdef SPARGE_FEW_TARGETS  // builds whose findings do not depend on the instruction set
+#ifdef SPARGE_FEW_TARGETS  // sanitized builds: what each line of code does is seen without it
 #define HWY_DISABLED_TARGETS (SPARGE_UNUSED_TARGETS | HWY_AVX3)
 #else
 #define HWY_DISABLED_TARGETS SPARGE_UNUSED_TARGETS

@@ -47,12 +47,14 @@ MaskTile ClassifyTile(const Problem& problem, const sparge_run_args& args, const
       [&](int64_t i, int64_t j) { return LoadElement(base, dtype, i * stride + j) == 0.0f; });
 }
 
-}  // namespace
+Range KeysSeen(const Problem& problem, const TileRows& row) {
+  return problem.sequences[row.id.sequence].visible.KeysOfAny(row.first, row.last);
+}
 
-bool IsVisible(const Problem& problem, const sparge_run_args& args, const TileRows& row, int64_t block,
-               uint64_t* masked) {
+// `seen`: what the row sees by position.
+bool IsVisibleOf(const Problem& problem, const sparge_run_args& args, const TileRows& row, Range seen, int64_t block,
+                 uint64_t* masked) {
   const Range keys{block * kBlockK, (block + 1) * kBlockK};
-  const Range seen = problem.sequences[row.id.sequence].visible.KeysOfAny(row.first, row.last);
   if (seen.empty() || !Overlaps(seen, keys)) return false;
   if (masked == nullptr) return true;
   const MaskTile tile = ClassifyTile(problem, args, row, keys);
@@ -60,11 +62,19 @@ bool IsVisible(const Problem& problem, const sparge_run_args& args, const TileRo
   return tile != MaskTile::kHidden;
 }
 
+}  // namespace
+
+bool IsVisible(const Problem& problem, const sparge_run_args& args, const TileRows& row, int64_t block,
+               uint64_t* masked) {
+  return IsVisibleOf(problem, args, row, KeysSeen(problem, row), block, masked);
+}
+
 int64_t FindVisible(const Problem& problem, const sparge_run_args& args, const TileRows& row, bool* visible,
                     uint64_t* masked) {
+  const Range seen = KeysSeen(problem, row);
   int64_t eligible = 0;
   for (int64_t j = 0; j < problem.sequences[row.id.sequence].k_blocks; ++j) {
-    visible[j] = IsVisible(problem, args, row, j, masked);
+    visible[j] = IsVisibleOf(problem, args, row, seen, j, masked);
     eligible += visible[j];
   }
   return eligible;

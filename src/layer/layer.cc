@@ -39,8 +39,10 @@ void Layer::Run(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args,
   Fill(settings_, tiles, remembered.most_queries, desc);
   desc.calibration = remembered.calibration.get();
   if (UsesKeys(settings_, desc)) {
+    desc.glance = dense ? 0 : 1;
     RunKeepingKeys(runner, desc, args);
   } else {
+    others_came_ = true;
     runner.Make(desc);
     runner.Run(args);
   }
@@ -49,14 +51,15 @@ void Layer::Run(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args,
 
 // Whether these few queries can take the keys of the calls before.
 bool Layer::StepsOn(const sparge_plan_desc& desc) {
-  if (!Decodes(settings_, desc, 0, /*kept=*/true)) return false;
+  if (!CanDecode(settings_, desc)) return false;
   const std::lock_guard keys_lock(keys_mutex_);
   const int64_t before = std::exchange(last_step_, desc.kv_tokens);
-  return Decodes(settings_, desc, before, keys_.size() > 0);
+  return keys_.size() > 0 || IsNextStep(desc, before);
 }
 
 void Layer::Decode(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args) {
   FillDecode(settings_, desc);
+  if (others_came_.exchange(false)) desc.decode = 2;
   std::shared_ptr<sparge_calibration> calibration;  // lives until the call is over
   if (desc.select == SPARGE_SELECT_AUTO) calibration = CalibrationForStep(desc);
   desc.calibration = calibration.get();
@@ -100,12 +103,12 @@ void Layer::RunKeepingKeys(PlanRunner& runner, sparge_plan_desc& desc, sparge_ru
   } else {
     lock.unlock();
     Say(Notice::kNoMemoryForKeys);
-    if (std::exchange(desc.decode, 0) == 1) {
+    if (std::exchange(desc.decode, 0) != 0) {
       Fill(settings_, Tiles::kAll, 0, desc);
       desc.calibration = nullptr;
       desc.heads = nullptr;
     }
-    desc.cache_tokens = 0;
+    desc.cache_tokens = desc.glance = 0;
     runner.Make(desc);
   }
   runner.Run(args);
@@ -131,7 +134,10 @@ void Layer::Add(const sparge_plan_desc& desc, Tiles tiles, const sparge_stats& s
   totals_.key_blocks += stats.key_blocks;
   totals_.key_blocks_reused += stats.key_blocks_reused;
   // Tiles of one query are no measure beside those of 128, and would drown them.
-  if (desc.decode == 1) return;
+  if (desc.decode != 0) {
+    totals_.decode_ms += stats.kernel_ms;
+    return;
+  }
   totals_.tiles.qk_eligible += stats.total.qk_eligible;
   totals_.tiles.qk_computed += stats.total.qk_computed;
   totals_.tiles.pv_eligible += stats.total.pv_eligible;

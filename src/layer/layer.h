@@ -4,6 +4,7 @@
 
 #include <sparge/sparge.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -81,7 +82,10 @@ class Layer {
   const LayerSettings settings_;
   std::mutex keys_mutex_;  // held while a call uses them
   PackedKeys keys_;
-  int64_t last_step_ = 0;     // keys of the last call of few queries
+  int64_t last_step_ = 0;  // keys of the last call of few queries
+  // Since the last call that took packed keys there was one that did not, as a prompt by itself: keys that look as if
+  // they had only grown may be others.
+  std::atomic<bool> others_came_ = false;
   mutable std::mutex mutex_;  // of all that follows; never held during a call
   std::vector<KindRecord> kinds_;
   sparge_layer_totals totals_{};

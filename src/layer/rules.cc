@@ -94,12 +94,15 @@ bool UsesKeys(const LayerSettings& settings, const sparge_plan_desc& desc) {
          desc.mask == SPARGE_MASK_NONE && GoesOn(desc);  // a grid is never causal
 }
 
-bool Decodes(const LayerSettings& settings, const sparge_plan_desc& desc, int64_t before, bool kept) {
+bool CanDecode(const LayerSettings& settings, const sparge_plan_desc& desc) {
   const bool keeps = settings.keep_keys && settings.remembers && settings.precision != SPARGE_PRECISION_FP32;
   const bool one = desc.q_offsets == nullptr && desc.batch == 1 && desc.q_tokens > 0;
+  return keeps && one && desc.q_tokens <= SPARGE_FEW_QUERIES && desc.kv_tokens >= SPARGE_DECODE_KEYS;
+}
+
+bool IsNextStep(const sparge_plan_desc& desc, int64_t before) {
   const int64_t grown = desc.kv_tokens - before;
-  const bool step = before > 0 && grown >= 0 && grown <= SPARGE_FEW_QUERIES;
-  return keeps && one && desc.q_tokens <= SPARGE_FEW_QUERIES && desc.kv_tokens >= SPARGE_DECODE_KEYS && (kept || step);
+  return before > 0 && grown >= 0 && grown <= SPARGE_FEW_QUERIES;
 }
 
 // As prompts do, so that the cache is laid alike.
@@ -108,7 +111,7 @@ void FillDecode(const LayerSettings& settings, sparge_plan_desc& desc) {
   Fill(settings, desc.kv_tokens < settings.min_keys ? Tiles::kAll : prompt, 0, desc);
   desc.dense_tail = 0;
   desc.least_effort = 0;
-  desc.decode = 1;
+  desc.decode = desc.glance = 1;
 }
 
 void Fill(const LayerSettings& settings, Tiles tiles, int64_t most_queries, sparge_plan_desc& desc) {

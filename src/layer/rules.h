@@ -51,9 +51,10 @@ Tiles ChooseTiles(const LayerSettings& settings, const sparge_plan_desc& desc, b
 // Queries of the longest sequence.
 int64_t MostQueries(const sparge_plan_desc& desc);
 
-// Few queries, which take the keys that calls before them left packed. `before`: keys of the last call of few queries,
-// 0 if there was none; `kept`: calls have left keys.
-bool Decodes(const LayerSettings& settings, const sparge_plan_desc& desc, int64_t before, bool kept);
+// Few queries, which could take the keys that calls before them left packed.
+bool CanDecode(const LayerSettings& settings, const sparge_plan_desc& desc);
+// Whether they go on from the last call of few queries, which had `before` keys; 0: there was none.
+bool IsNextStep(const sparge_plan_desc& desc, int64_t before);
 // Fills in what Fill does not, for tiles of prompts.
 void FillDecode(const LayerSettings& settings, sparge_plan_desc& desc);
 

@@ -124,19 +124,21 @@ void CheckAutomatic(const sparge_plan_desc& desc) {
 }
 
 void CheckDecode(const sparge_plan_desc& desc) {
-  CheckRange("decode", desc.decode, 0, 1);
+  CheckRange("decode", desc.decode, 0, 2);
   if (desc.decode == 0) return;
-  SPARGE_REQUIRE(desc.cache_tokens > 0, "decode=1 takes keys from a cache, but cache_tokens=0");
-  SPARGE_REQUIRE(desc.q_tokens <= SPARGE_FEW_QUERIES, "decode=1 is for up to %d queries, but q_tokens=%" PRId64,
-                 SPARGE_FEW_QUERIES, desc.q_tokens);
-  SPARGE_REQUIRE(desc.select != SPARGE_SELECT_MAP, "decode=1 cannot be combined with select=MAP");
+  SPARGE_REQUIRE(desc.cache_tokens > 0, "decode=%d takes keys from a cache, but cache_tokens=0", desc.decode);
+  SPARGE_REQUIRE(desc.q_tokens <= SPARGE_FEW_QUERIES, "decode=%d is for up to %d queries, but q_tokens=%" PRId64,
+                 desc.decode, SPARGE_FEW_QUERIES, desc.q_tokens);
+  SPARGE_REQUIRE(desc.select != SPARGE_SELECT_MAP, "decode=%d cannot be combined with select=MAP", desc.decode);
   SPARGE_REQUIRE(desc.all_queries == 0 && desc.all_keys == 0,
-                 "decode=1 cannot be combined with all_queries=%" PRId64 " and all_keys=%" PRId64, desc.all_queries,
-                 desc.all_keys);
+                 "decode=%d cannot be combined with all_queries=%" PRId64 " and all_keys=%" PRId64, desc.decode,
+                 desc.all_queries, desc.all_keys);
 }
 
 void CheckCache(const sparge_plan_desc& desc) {
   CheckDecode(desc);
+  CheckRange("glance", desc.glance, 0, 1);
+  SPARGE_REQUIRE(desc.glance == 0 || desc.cache_tokens > 0, "glance=1 is for keys in a cache, but cache_tokens=0");
   if (desc.cache_tokens == 0) return;
   SPARGE_REQUIRE(desc.cache_tokens >= desc.kv_tokens, "cache_tokens=%" PRId64 " is less than kv_tokens=%" PRId64,
                  desc.cache_tokens, desc.kv_tokens);
@@ -336,7 +338,9 @@ Problem MakeBase(const sparge_plan_desc& desc, Calibration* calibration, Curves*
   problem.qk_dim = desc.qk_dim;
   problem.v_dim = desc.v_dim;
   problem.cache_blocks = CeilDiv(desc.cache_tokens, kBlockK);
-  problem.decodes = desc.decode == 1;
+  problem.decodes = desc.decode != 0;
+  problem.trusts_growth = desc.decode == 1;
+  problem.glances = desc.glance == 1;
   problem.place = PlaceOf(desc);
   AddSequences(desc, problem);
   problem.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.qk_dim));
@@ -402,8 +406,43 @@ void WriteKeyless(const Problem& problem, const sparge_executor& executor, const
   });
 }
 
+namespace {
+
+// What parts of a call leave for each other. `pools`: the call has pools.
+void CheckParts(const Problem& problem, const sparge_run_args& args, Call call, bool pools) {
+  const bool survey = args.key_survey != nullptr || args.key_survey_out != nullptr;
+  SPARGE_REQUIRE(!survey || (problem.cache_blocks == 0 && (call == Call::kRun || call == Call::kPredict)),
+                 "%s is given, but only run and predict without a cache have one",
+                 args.key_survey != nullptr ? "key_survey" : "key_survey_out");
+  SPARGE_REQUIRE(args.key_survey_out == nullptr || call == Call::kPredict,
+                 "key_survey_out is given, but only predict fills it");
+  if (args.key_survey_out != nullptr) {
+    CheckTensor(problem, "v", args.v, {problem.kv_heads, problem.kv_tokens, problem.v_dim}, false);
+  }
+  SPARGE_REQUIRE((args.pool_rows == nullptr) == (args.pool_counts == nullptr), "%s is missing",
+                 args.pool_rows == nullptr ? "pool_rows" : "pool_counts");
+  SPARGE_REQUIRE((args.pool_rows_out == nullptr) == (args.pool_counts_out == nullptr), "%s is missing",
+                 args.pool_rows_out == nullptr ? "pool_rows_out" : "pool_counts_out");
+  SPARGE_REQUIRE((args.pool_rows == nullptr && args.pool_rows_out == nullptr) || pools,
+                 "%s is given, but only run and predict with select=FLOOR and the predictor of its default have pools",
+                 args.pool_rows != nullptr ? "pool_rows" : "pool_rows_out");
+  if (args.pool_rows == nullptr) return;
+  SPARGE_REQUIRE(call == Call::kPredict && args.pool_lse_out != nullptr,
+                 "pool_rows is given, but only predict with pool_lse_out takes them");
+  const bool others = args.map_out != nullptr || args.mass_out != nullptr || args.stats != nullptr ||
+                      args.head_stats != nullptr || args.pool_rows_out != nullptr || args.pool_lse != nullptr;
+  SPARGE_REQUIRE(!others, "pool_rows is given: then predict fills pool_lse_out and nothing else");
+  for (int64_t i = 0; i < problem.batch * problem.q_heads * problem.q_blocks; ++i) {
+    SPARGE_REQUIRE(args.pool_counts[i] >= 0, "pool_counts[%" PRId64 "]=%d is negative", i, args.pool_counts[i]);
+  }
+}
+
+}  // namespace
+
 void CheckArgs(const Problem& problem, const sparge_run_args& args, Call call, const Needs& needs) {
-  CheckTensor(problem, "q", args.q, {problem.q_heads, problem.q_tokens, problem.qk_dim}, false);
+  if (args.pool_rows == nullptr) {
+    CheckTensor(problem, "q", args.q, {problem.q_heads, problem.q_tokens, problem.qk_dim}, false);
+  }
   CheckTensor(problem, "k", args.k, {problem.kv_heads, problem.kv_tokens, problem.qk_dim}, false);
   if (call != Call::kPredict) {
     CheckTensor(problem, "v", args.v, {problem.kv_heads, problem.kv_tokens, problem.v_dim}, false);
@@ -432,13 +471,14 @@ void CheckArgs(const Problem& problem, const sparge_run_args& args, Call call, c
   SPARGE_REQUIRE((args.pool_lse == nullptr && args.pool_lse_out == nullptr) || pools,
                  "%s is given, but only run and predict with select=FLOOR and the predictor of its default have pools",
                  args.pool_lse != nullptr ? "pool_lse" : "pool_lse_out");
+  CheckParts(problem, args, call, pools);
   const bool needs_sums = problem.is_part() && problem.predicts() && call == Call::kRun;
   SPARGE_REQUIRE(!needs_sums || args.pool_lse != nullptr,
                  "pool_lse is NULL, but the keys are a part: the sums over all parts (pool_lse_out of predict) decide");
   const bool decodes = problem.decodes && call != Call::kReference;
-  SPARGE_REQUIRE(!decodes || call == Call::kRun, "a plan with decode=1 chooses no tiles: it can only be run");
+  SPARGE_REQUIRE(!decodes || call == Call::kRun, "a plan that decodes chooses no tiles: it can only be run");
   SPARGE_REQUIRE(!decodes || (args.map_out == nullptr && args.pv_out == nullptr),
-                 "%s is given, but a plan with decode=1 has no map", args.map_out != nullptr ? "map_out" : "pv_out");
+                 "%s is given, but a plan that decodes has no map", args.map_out != nullptr ? "map_out" : "pv_out");
   SPARGE_REQUIRE(args.pv_out == nullptr || call == Call::kRun, "pv_out is given, but only run computes PV");
   SPARGE_REQUIRE(args.map == nullptr || (args.map_batch_stride >= 0 && args.map_head_stride >= 0),
                  "map strides %" PRId64 ", %" PRId64 " must not be negative", args.map_batch_stride,

@@ -60,6 +60,8 @@ struct Problem {
   int64_t all_q_blocks, all_k_blocks;  // of all sequences of one head; places for blocks, if there is a cache
   int64_t cache_blocks;                // places for key blocks of one sequence in the caller's cache; 0 = no cache
   bool decodes;                        // few queries, against what earlier calls left in the cache
+  bool trusts_growth;                  // and no other call came before them
+  bool glances;                        // what is in the cache is known again by a glance, not by checksums
   Place place;
 
   double scale;
@@ -83,7 +85,11 @@ struct Problem {
   // So few queries that they take keys and values straight from the tensors, in fp32, whatever the precision asked for.
   // Stage 1 needs summaries, for which all keys have to be read anyway.
   bool direct() const { return !decodes && !predicts() && few(); }
-  bool few() const { return q_blocks <= 1 && most_queries * heads_per_kv <= kDirectQueries; }
+  // A part is computed as the whole is.
+  bool few() const {
+    const int64_t queries = place.all_queries == q_tokens ? most_queries : place.all_queries;
+    return q_blocks <= 1 && queries * heads_per_kv <= kDirectQueries;
+  }
   bool predicts() const {
     return select == SPARGE_SELECT_CDF || select == SPARGE_SELECT_TOPK || select == SPARGE_SELECT_FLOOR || calibrates();
   }

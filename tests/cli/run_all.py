@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cases import Config  # noqa: E402
 
 MODULES = ("test_oracle", "test_refusals", "test_maps", "test_extremes", "test_results", "test_preset",
-           "test_tune")
+           "test_tune", "test_documents")
 
 
 def main():

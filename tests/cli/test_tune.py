@@ -184,6 +184,13 @@ class Inputs(CaptureCase):
         self.assertEqual((layer["samples"], layer["held_out"]), (["only"], []))
         self.assertEqual({head["measured"]["verified_on"] for head in layer["heads"]}, {1})
 
+    def test_sample_comes_along(self):
+        self.good("tune", "--sample", *self.out)
+        (layer,) = json.loads(self.path("p.json").read_text())["layers"].values()
+        self.assertEqual((layer["q_heads"], layer["samples"]), (2, ["smollm2-local"]))
+        self.assertTrue(all(head["measured"]["sparsity"] > 0.5 for head in layer["heads"]))
+        self.refused("tune", "--sample", self.captures, *self.out, says=("--sample",))
+
     def test_flat_folder_is_one_layer(self):
         for name in "ab":
             self.sample("flat", name, *self.small(name, tokens=256 if name == "a" else 300))  # lengths may differ

@@ -123,12 +123,16 @@ struct KernelArgs {
   float skip;  // lambda in log2 units; infinity = never skip
   // Per row: a score that it has in another part, log2 units, so that a tile can be skipped beside it; NULL = none.
   const float* known;
+  // Per row: the sum of 2^(s - known) over that other part, for whoever goes on from there: what rounding may lose is
+  // judged beside it, and state.l includes it; NULL = 0.
+  const float* known_sum;
   // Per row: PV of a tile is left out as well if the sum of 2^(s - known) over its keys is below this for every row of
   // a group; NULL = none.
   const float* least;
   // So few rows that a tile is read from memory for them: the next one is asked for in time, values if all are needed.
   bool foresee, foresee_values;
   RowState state;
+  float* best;         // result, per row: the best score of the kept tiles, -inf = sees none; NULL = not wanted
   uint8_t* pv_groups;  // result, per key block: row groups whose PV was computed, of kept ones only; NULL = not wanted
 };
 

@@ -119,6 +119,11 @@ HWY_INLINE void TileMaxima(uint32_t active, Pass<P>& pass) {
   }
 }
 
+template <class P>
+HWY_INLINE void NoteBest(const Pass<P>& pass, float* best) {
+  for (int r = 0; r < pass.rows; ++r) best[r] = std::max(best[r], pass.tile_max[r]);
+}
+
 // What the tile means to the groups of a pass: `seen` has a score that counts, `matters` one that can still matter.
 struct Judged {
   uint32_t seen, matters;
@@ -364,6 +369,8 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
   std::fill_n(sums.m, kBlockQ + kPassRows, kMinusInf);
   std::fill_n(sums.l, kBlockQ + kPassRows, 0.0f);
   if (args.known != nullptr) std::copy_n(args.known, count, sums.m);
+  if (args.known_sum != nullptr) std::copy_n(args.known_sum, count, sums.l);
+  if (args.best != nullptr) std::fill_n(args.best, count, kMinusInf);
   std::memset(args.state.o, 0, sizeof(float) * static_cast<size_t>(count * args.blocks.channels));
   int64_t skipped = 0;
   for (int64_t i = 0; i < args.kept_count; ++i) {
@@ -377,6 +384,7 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
       const uint32_t active = ScorePass(args, args.kept[i], views + row / kGroup, pass, sums.l + row);
       if (active == 0) continue;
       TileMaxima(active, pass);
+      if (args.best != nullptr) NoteBest(pass, args.best + row);
       const Judged judged = JudgeTile(pass, sums.m + row, args.skip);
       skipped += std::popcount(judged.seen & ~judged.matters);
       if (judged.matters == 0) continue;
