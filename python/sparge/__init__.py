@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from . import _core
 from ._attention import Options, Stats, attention, calibrate, merge, predict, reference, token_order
 from ._calibration import Calibration, HeadEstimate
-from ._layers import Layer, LayerWarning, Settings
+from ._elsewhere import LayerWarning
+from ._layers import Layer, Settings
 
 if _TYPE_CHECKING:
     from ._capture import CaptureWarning, capture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Sequence, TypedDict, Union
@@ -72,10 +73,33 @@ class Stats:
     heads: list[tuple[int, int, int, int]]
     """Per sequence and head: QK tiles eligible and computed, PV row groups eligible and computed."""
 
+    def __repr__(self) -> str:
+        tiles = f"{self.qk_tiles['computed']} of {self.qk_tiles['eligible']} tiles"
+        return f"Stats({self.time_ms:.2f} ms, {tiles}: {self.sparsity:.1%} skipped, {self.isa}, {self.threads} threads)"
+
     @property
     def head_sparsity(self) -> list[float]:
         """1 - QK tiles computed / eligible of each head, sequence by sequence."""
         return [1 - computed / eligible if eligible else 0.0 for eligible, computed, _, _ in self.heads]
+
+
+_NAMED_ELSEWHERE = {
+    "is_causal": "causal", "attn_mask": "mask", "attention_mask": "mask", "sm_scale": "scale", "softmax_scale": "scale",
+    "scaling": "scale", "tensor_layout": "layout", "logits_soft_cap": "softcap", "attn_bias": "mask", "window_size": "window",
+    "sliding_window": "window", "sinks": "sink_logits", "slopes": "alibi_slopes", "num_threads": "threads",
+    "target": "target_l2",
+}  # fmt: skip
+
+
+def _check_names(options: Options) -> None:
+    """Names of other libraries, and slips, get an error that has ours."""
+    known = Options.__annotations__
+    for name in options:
+        if name not in known:
+            alike = difflib.get_close_matches(name, known, 1)
+            ours = _NAMED_ELSEWHERE.get(name) or (alike[0] if alike else None)
+            hint = "" if ours is None else f"; do you mean '{ours}'?"
+            raise TypeError(f"unexpected keyword argument '{name}'{hint}")
 
 
 def _shape(array: Any) -> tuple[int, ...]:
@@ -97,6 +121,7 @@ def _outputs(q: Any, v: Any, out: Any, with_lse: bool, options: Options) -> tupl
 
 def _importable(options: Options) -> tuple[Any, Any]:
     """Makes what the extension module takes of the arrays among the options. Returns their owners: views do not own."""
+    _check_names(options)
     mask, blocks = options.get("mask"), options.get("map")
     if mask is not None:
         mask = _arrays.wrapped("mask", mask)

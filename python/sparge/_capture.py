@@ -392,10 +392,6 @@ def _transformers_layers(model: Any) -> Iterator[dict[str, Layer] | None]:
     if not ours.is_model(model):
         yield None
         return
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    if ours._NAME not in ALL_ATTENTION_FUNCTIONS.valid_keys():  # a second time would forget the caller's settings
-        ours.register()
     before = ours.layers(model)
     # set_attn_implementation would give the models inside the same one back.
     configs = [(config, config._attn_implementation_internal) for config in _configs(model)]

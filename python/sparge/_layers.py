@@ -8,13 +8,15 @@ import os
 import threading
 import warnings
 import weakref
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Union
 
 from . import _attention, _core
 from ._attention import Precision
 from ._calibration import Calibration
-from ._presets import Preset
+from ._elsewhere import LayerWarning, Obstacle, counted
+from ._presets import Preset, PresetError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,10 +24,6 @@ if TYPE_CHECKING:
 _BOUNDS = ("target_l2", "pv_l2", "target_l1", "pv_l1", "round_l1")
 _handles = itertools.count(1)
 _by_handle: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
-
-
-class LayerWarning(UserWarning):
-    """What a layer has to say, once."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,15 @@ class Settings:
         for name in self.preset.layers if isinstance(self.preset, Preset) else [""]:
             self.make(name)
 
+    def lacks(self, name: str) -> bool:
+        """Whether there is a preset, and it says nothing of this layer."""
+        return isinstance(self.preset, Preset) and name not in self.preset.layers
+
     def make(self, name: str, remembers: bool = True) -> _core.Layer:
         """The library's layer with these settings; `name` is for presets."""
+        if self.lacks(name):  # every tile, in the precision that presets begin with
+            dense = replace(self, preset=None, target_l2=0.0, precision=self.precision or "int8")
+            return dense.make(name, remembers)
         preset = self.preset.core if isinstance(self.preset, Preset) else None
         return _core.Layer(
             **{bound: getattr(self, bound) for bound in _BOUNDS}, seed=self.seed, precision=self.precision, preset=preset,
@@ -81,7 +86,10 @@ class Totals:
     calls: int = 0
     dense_calls: int = 0  # of these, those that could skip nothing: few queries or keys, or because they were told so
     time_ms: float = 0.0
-    calibrate_ms: float = 0.0  # of these
+    predict_ms: float = 0.0  # of these: which tiles count
+    kernel_ms: float = 0.0
+    decode_ms: float = 0.0  # of the kernel: few queries with the keys of earlier calls
+    calibrate_ms: float = 0.0
     key_blocks: int = 0
     key_blocks_reused: int = 0  # found packed from an earlier part of a prompt
     qk_eligible: int = 0
@@ -92,6 +100,13 @@ class Totals:
     @property
     def sparsity(self) -> float:
         return 1 - self.qk_computed / self.qk_eligible if self.qk_eligible else 0.0
+
+    @property
+    def dense_ms(self) -> float:
+        """About what the same calls would have taken with every tile: those left out at the price of the others."""
+        left_out = (self.qk_eligible - self.qk_computed) / max(self.qk_computed, 1)
+        prompts_ms = self.kernel_ms - self.decode_ms  # answers read every key as it is
+        return self.time_ms - self.predict_ms - self.calibrate_ms + prompts_ms * left_out
 
     def add(self, other: Totals, times: int = 1) -> None:
         for name in self.__dataclass_fields__:
@@ -111,6 +126,7 @@ class Layer:
         self.settings = Settings() if settings is None else settings
         self.remembers = remembers
         self.dense = False  # for the time being: everything is computed (first denoising steps)
+        self.elsewhere: Counter[str] = Counter()  # calls that PyTorch computed instead, by reason
         self._before = Totals()  # of the layer that this is a copy of, less those that were cleared
         self._enlist(None)
 
@@ -128,6 +144,7 @@ class Layer:
             with self._lock:
                 if self._core is None:
                     made = self.settings.make(self.name, self.remembers)
+                    self._say_if_lacking()
                     if self._learned is not None:
                         made.restore(self._learned)
                     self._core = made
@@ -135,7 +152,7 @@ class Layer:
 
     def __getstate__(self) -> dict[str, Any]:
         learned = self._learned if self._core is None else self._core.save()
-        kept = {name: getattr(self, name) for name in ("name", "settings", "remembers", "dense")}
+        kept = {name: getattr(self, name) for name in ("name", "settings", "remembers", "dense", "elsewhere")}
         return {**kept, "_before": self.totals, "learned": learned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -158,6 +175,7 @@ class Layer:
 
     def clear_totals(self) -> None:
         """Counting begins anew. What the layer learned stays."""
+        self.elsewhere = Counter()
         self._before = Totals()
         self._before.add(self._own_totals(), times=-1)
 
@@ -178,8 +196,31 @@ class Layer:
             raise ValueError(f"layer {self.name}: {error}") from None
         notice = core.notice()
         if notice is not None:
-            warnings.warn(f"sparge, layer {self.name}: {notice}", LayerWarning, stacklevel=2)
+            self._say(notice)
         return stats
+
+    def _say_if_lacking(self) -> None:
+        """That the preset has no such layer, and which it has that is called almost so."""
+        if self.settings.lacks(self.name):
+            try:
+                self.settings.preset.layer(self.name)  # type: ignore[union-attr]
+            except PresetError as error:
+                self._say(f"{error}; this layer skips nothing")
+
+    def _say(self, notice: str) -> None:
+        warnings.warn(f"sparge, layer {self.name}: {notice}", LayerWarning, stacklevel=3)
+
+    def pass_by(self, obstacle: Obstacle) -> None:
+        """Notes that PyTorch has to compute a call of this layer."""
+        self.elsewhere[obstacle.reason] += 1
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether only the size of its calls decides if anything is left out."""
+        settings = self.settings
+        if settings.preset is not None:  # whether it is for calls of this kind, the layer says itself
+            return False
+        return 0 not in (settings.target_l2, settings.target_l1) and not self.dense
 
     def attention(
         self,
@@ -203,17 +244,27 @@ def by_handle(handle: int) -> Layer | None:
 
 
 def summary(layers: Iterable[Layer]) -> str:
-    """A table: what each layer did, and the errors it estimates: the mean over its heads, and what none of them is likely
-    to exceed. Errors of single heads are known less well (docs/accuracy.md)."""
-    lines = [f"{'layer':<40} {'calls':>6} {'ms':>9} {'sparsity':>8} {'error':>7} {'at most':>7}"]
-    total = Totals()
+    """A table of the layers that were called: calls, their time, about what they would have taken with every tile, the
+    tiles left out, and the errors that are estimated: the mean over a layer's heads, and what none of them is likely to
+    exceed. Errors of single heads are known less well (docs/accuracy.md). Then what PyTorch computed instead, and why."""
+    layers = [layer for layer in layers if layer.totals.calls or layer.elsewhere]
+    lines = [f"{'layer':<40} {'calls':>6} {'ms':>9} {'dense ms':>9} {'skipped':>8} {'error':>7} {'at most':>7}"]
+    total, dense_ms = Totals(), 0.0
     for layer in layers:
         t = layer.totals
         total.add(t)
+        dense_ms += t.dense_ms
         heads = [c.head(h) for c in layer.calibrations for h in range(c.heads)]
         sparse = [h for h in heads if h.state == "sparse"]
         mean = sum(h.pv_error for h in sparse) / max(len(sparse), 1)
         estimate = f"{mean:7.4f} {max(h.limit for h in sparse):7.4f}" if sparse else f"{'-':>7} {'-':>7}"
-        lines.append(f"{layer.name:<40} {t.calls:>6} {t.time_ms:>9.1f} {t.sparsity:>8.1%} {estimate}")
-    lines.append(f"{'all':<40} {total.calls:>6} {total.time_ms:>9.1f} {total.sparsity:>8.1%}")
+        lines.append(f"{layer.name:<40} {_figures(t, t.dense_ms)} {estimate}")
+    lines.append(f"{'all':<40} {_figures(total, dense_ms)}")
+    elsewhere = counted(layers)
+    if elsewhere:
+        lines.append(f"PyTorch computed {elsewhere}")
     return "\n".join(lines)
+
+
+def _figures(t: Totals, dense_ms: float) -> str:
+    return f"{t.calls:>6} {t.time_ms:>9.1f} {dense_ms:>9.1f} {t.sparsity:>8.1%}"

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _arrays, _core
+from ._elsewhere import Obstacle, warn_unused
 from ._layers import Layer, Settings, by_handle, summary
 
 __all__ = ["Layer", "Settings", "attend", "current_layer", "patch", "scaled_dot_product_attention", "sparse", "summary", "unpatch"]
@@ -132,7 +133,7 @@ def attend(
     )  # fmt: skip
 
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _obstacle(
@@ -143,27 +144,35 @@ def _obstacle(
     dropout_p: float,
     scale: float | None,
     enable_gqa: bool,
-) -> str | None:
+) -> Obstacle | None:
     """Why the operator cannot do this, or None."""
     if dropout_p > 0:
-        return f"dropout_p={dropout_p} is above 0"
+        return Obstacle("dropout", f"dropout_p={dropout_p} is above 0")
     if scale == 0:
-        return "scale=0 is no scale"  # to the operator, 0 is the default
+        return Obstacle("scale", "scale=0 is no scale")  # to the operator, 0 is the default
     gradients = torch.is_grad_enabled()
     for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if tensor is None:
             continue
         if not tensor.is_cpu and tensor.device.type != "meta":
-            return f"{name} is on {tensor.device}, not on the CPU"
+            return Obstacle("device", f"{name} is on {tensor.device}, not on the CPU")
         if gradients and tensor.requires_grad:
-            return f"{name} requires a gradient"
+            return Obstacle("gradients", f"{name} requires a gradient")
         if tensor.is_nested:
-            return f"{name} is a nested tensor"
+            return Obstacle("nested tensor", f"{name} is a nested tensor")
         if type(tensor).__name__ == "DTensor":  # which needs to be told how an operator is sharded
-            return f"{name} is a DTensor"
+            return Obstacle("DTensor", f"{name} is a DTensor")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dtype not in _FLOATS:
-            return f"{name}: dtype {tensor.dtype} is none of float32, float16, bfloat16"
+        if tensor.dtype not in DTYPES:
+            return Obstacle("dtype", f"{name}: dtype {tensor.dtype} is none of float32, float16, bfloat16")
+    wrong = _wrong_shapes(query, key, value, enable_gqa)
+    if wrong is not None:
+        return Obstacle("shape", wrong)
+    wrong = None if attn_mask is None else _wrong_mask(attn_mask, (*query.shape[:-1], key.shape[-2]))
+    return None if wrong is None else Obstacle("mask", f"attn_mask: {wrong}")
+
+
+def _wrong_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> str | None:
     if query.dim() < 3 or query.shape[:-3] != key.shape[:-3] or key.shape[:-2] != value.shape[:-2]:
         return f"shapes {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)} are not those of one batch"
     if 0 in query.shape or 0 in key.shape or 0 in value.shape:
@@ -174,16 +183,16 @@ def _obstacle(
         return f"{query.shape[-3]} heads of query and {key.shape[-3]} of key"
     if max(query.shape[-1], value.shape[-1]) > _core.MAX_HEAD_DIM:
         return f"head size {query.shape[-1]} or {value.shape[-1]} is outside 1..{_core.MAX_HEAD_DIM}"
-    return None if attn_mask is None else _mask_obstacle(attn_mask, (*query.shape[:-1], key.shape[-2]))
+    return None
 
 
-def _mask_obstacle(mask: torch.Tensor, scores: tuple[int, ...]) -> str | None:
+def _wrong_mask(mask: torch.Tensor, scores: tuple[int, ...]) -> str | None:
     """Why the operator cannot take this mask for scores of that shape, or None."""
     if mask.dtype is not torch.bool and not mask.dtype.is_floating_point:
-        return f"attn_mask: dtype {mask.dtype} is neither bool nor floating"
+        return f"dtype {mask.dtype} is neither bool nor floating"
     fits = 2 <= mask.dim() <= len(scores) and mask.shape[-1] == scores[-1]
     if not fits or any(side not in (1, whole) for side, whole in zip(mask.shape[::-1], scores[::-1])):
-        return f"attn_mask: shape {tuple(mask.shape)} does not fit the scores, {scores}"
+        return f"shape {tuple(mask.shape)} does not fit the scores, {scores}"
     return None
 
 
@@ -214,7 +223,8 @@ def scaled_dot_product_attention(
         raise ValueError("attn_mask and is_causal=True exclude each other")
     if obstacle is not None:
         if not fallback:
-            raise NotImplementedError(f"sparge: {obstacle}")
+            raise NotImplementedError(f"sparge: {obstacle.text}")
+        _pass_by(layer or current_layer(), obstacle)
         return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     shape = query.shape
     if query.dim() > 4:
@@ -227,6 +237,12 @@ def scaled_dot_product_attention(
         query, key, value, mask=attn_mask, causal=is_causal, query_offset=0, scale=scale, layer=layer
     )
     return out if len(shape) <= 4 else out.unflatten(0, shape[:-3])
+
+
+def _pass_by(layer: Layer | None, obstacle: Obstacle) -> None:
+    """Counts it, where counting would not become part of a compiled graph."""
+    if layer is not None and not torch.compiler.is_compiling():
+        layer.pass_by(obstacle)
 
 
 # ------------------------------------------------------------------ rerouting
@@ -317,7 +333,8 @@ def sparse(model: torch.nn.Module | None = None, **settings: Any) -> Iterator[di
     """While open, F.scaled_dot_product_attention is ours where it can be; **settings are those of sparge.torch.Settings.
 
     With a model, each of its modules that attends has a Layer with a calibration of its own. Gives the layers by module
-    name; `summary(layers.values())` prints what they did.
+    name; `summary(layers.values())` is a table of what they did. A LayerWarning at the end says so if that was nothing:
+    everything went to PyTorch (gradients, dropout, ...), or was too short.
     """
     layer = _patch(settings)
     try:
@@ -325,3 +342,4 @@ def sparse(model: torch.nn.Module | None = None, **settings: Any) -> Iterator[di
             yield layers
     finally:
         _unpatch(layer)
+    warn_unused({id(used): used for used in (layer, *layers.values())}.values(), stacklevel=3)

@@ -1,6 +1,10 @@
 #include "python/src/call.h"
 
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace sparge::python {
@@ -50,6 +54,61 @@ sparge_lse ViewLse(const Array& array, const TensorView& q) {
   return {static_cast<float*>(array.data), strides[0], strides[1]};
 }
 
+void PartArrays::Read(nb::dict arrays) {
+  for (const auto& [key, value] : arrays) {
+    const std::string name = nb::cast<std::string>(key);
+    bool known = false;
+    const auto read = [&](const char* of, auto& numbers) {
+      if (name != of) return;
+      known = true;
+      typename std::remove_reference_t<decltype(numbers)>::value_type array;
+      if (!nb::try_cast(value, array, /*convert=*/false)) RaiseType(name + ": is no contiguous array of its type");
+      numbers = array;
+    };
+    read("key_survey", key_survey);
+    read("key_survey_out", key_survey_out);
+    read("pool_lse", pool_lse);
+    read("pool_lse_out", pool_lse_out);
+    read("pool_rows", pool_rows);
+    read("pool_rows_out", pool_rows_out);
+    read("pool_counts", pool_counts);
+    read("pool_counts_out", pool_counts_out);
+    if (!known) RaiseType("unexpected array '" + name + "'");
+  }
+}
+
+void PartArrays::Set(RunArgs& args) const {
+  const auto data = [](const auto& numbers) { return numbers ? numbers->data() : nullptr; };
+  args.key_survey = data(key_survey);
+  args.key_survey_out = data(key_survey_out);
+  args.pool_lse = data(pool_lse);
+  args.pool_lse_out = data(pool_lse_out);
+  args.pool_rows = data(pool_rows);
+  args.pool_rows_out = data(pool_rows_out);
+  args.pool_counts = data(pool_counts);
+  args.pool_counts_out = data(pool_counts_out);
+}
+
+void PartArrays::Check(const sparge_plan* plan, const PlanDesc& desc) const {
+  const int64_t survey = desc.batch * desc.kv_heads * (desc.qk_dim + 3);
+  const int64_t rows = desc.batch * desc.q_heads * sparge_plan_pools(plan);
+  const int64_t blocks = desc.batch * desc.q_heads * ((desc.q_tokens + SPARGE_BLOCK_Q - 1) / SPARGE_BLOCK_Q);
+  const auto check = [](const char* name, const auto& numbers, int64_t wanted) {
+    if (numbers && static_cast<int64_t>(numbers->size()) != wanted) {
+      throw std::length_error(std::string(name) + " has " + std::to_string(numbers->size()) + " entries, not " +
+                              std::to_string(wanted));
+    }
+  };
+  check("key_survey", key_survey, survey);
+  check("key_survey_out", key_survey_out, survey);
+  check("pool_lse", pool_lse, rows);
+  check("pool_lse_out", pool_lse_out, rows);
+  check("pool_rows", pool_rows, rows * desc.qk_dim);
+  check("pool_rows_out", pool_rows_out, rows * desc.qk_dim);
+  check("pool_counts", pool_counts, blocks);
+  check("pool_counts_out", pool_counts_out, blocks);
+}
+
 Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict options, Asker asker, Outputs outputs)
     : q_("q", q), k_("k", k), outputs_(std::move(outputs)) {
   described_.layout = ReadLayout(options);
@@ -79,6 +138,7 @@ Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict op
   }
   if (outputs_.lse) args_.lse = ViewLse(*outputs_.lse, q_view);
   if (outputs_.map) args_.map_out = static_cast<uint8_t*>(outputs_.map->data);
+  outputs_.part.Set(args_);
   if (outputs_.stats) {
     outputs_.stats->heads.resize(static_cast<size_t>(described_.desc.batch * described_.desc.q_heads));
     args_.stats = &outputs_.stats->stats;

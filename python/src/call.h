@@ -18,10 +18,26 @@ struct CallStats {
   std::vector<sparge_head_stats> heads;  // batch x q_heads
 };
 
+// What parts of a larger call leave for each other, as sparge_run_args has it, contiguous. Missing ones are not wanted.
+struct PartArrays {
+  template <class T>
+  using Numbers = std::optional<nb::ndarray<T, nb::c_contig, nb::device::cpu>>;
+  Numbers<double> key_survey, key_survey_out, pool_lse, pool_lse_out;
+  Numbers<float> pool_rows, pool_rows_out;
+  Numbers<int32_t> pool_counts, pool_counts_out;
+
+  // By name. Raises for others.
+  void Read(nb::dict arrays);
+  void Set(RunArgs& args) const;
+  // Raises if one of them has another size than the plan needs.
+  void Check(const sparge_plan* plan, const PlanDesc& desc) const;
+};
+
 // What a call may write besides the result.
 struct Outputs {
   std::optional<Array> lse, map;
   std::shared_ptr<CallStats> stats;
+  PartArrays part = {};
 };
 
 // Nothing for None.

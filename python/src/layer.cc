@@ -116,6 +116,9 @@ nb::dict DescribeTotals(const Layer& layer) {
   d["calls"] = t.calls;
   d["dense_calls"] = t.dense_calls;
   d["time_ms"] = t.total_ms;
+  d["predict_ms"] = t.predict_ms;
+  d["kernel_ms"] = t.kernel_ms;
+  d["decode_ms"] = t.decode_ms;
   d["calibrate_ms"] = t.calibrate_ms;
   d["key_blocks"] = t.key_blocks;
   d["key_blocks_reused"] = t.key_blocks_reused;

@@ -54,6 +54,7 @@ void Do(Verb verb, Call& call, double effort = 0) {
   const auto context = engine.ContextFor(call.threads());
   const PlanPtr plan = MakePlan(*context, described.desc);
   if (call.outputs().map) CheckMap(*call.outputs().map, plan.get(), described.desc);
+  call.outputs().part.Check(plan.get(), described.desc);
   if (verb == Verb::kReference) return Check(sparge_reference(plan.get(), &args));
   Workspace workspace = engine.TakeWorkspace(sparge_plan_workspace_size(plan.get()));
   args.workspace = workspace.bytes.get();
@@ -90,6 +91,35 @@ void Reference(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::han
 void Calibrate(nb::handle q, nb::handle k, nb::handle v, double effort, nb::dict options) {
   Call call(q, k, v, nb::none(), options, Asker::kCaller, {});
   Do(Verb::kCalibrate, call, effort);
+}
+
+// A part of a larger call, with what parts leave for each other: `run` also the map, if that is an array.
+std::shared_ptr<CallStats> RunPart(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
+                                   nb::handle map, nb::dict options, nb::dict arrays) {
+  auto stats = std::make_shared<CallStats>();
+  Outputs outputs{OptionalOutput("lse", lse), {}, stats, {}};
+  if (!map.is_none()) outputs.map = ImportOutput("map", map);
+  outputs.part.Read(arrays);
+  Call call(q, k, v, out, options, Asker::kCaller, std::move(outputs));
+  Do(Verb::kRun, call);
+  return stats;
+}
+
+// Stage 1 of a part; `q` gives no more than its shape if pools are among the arrays.
+void PredictPart(nb::handle q, nb::handle k, nb::handle v, nb::dict options, nb::dict arrays) {
+  Outputs outputs;
+  outputs.part.Read(arrays);
+  Call call(q, k, v, nb::none(), options, Asker::kCaller, std::move(outputs));
+  Do(Verb::kPredict, call);
+}
+
+// Entries per sequence and query head of pool_lse, for so many queries.
+int64_t CountPools(int64_t queries) {
+  PlanDesc desc;
+  desc.batch = desc.q_heads = desc.kv_heads = desc.qk_dim = desc.v_dim = 1;
+  desc.q_tokens = desc.kv_tokens = queries;
+  desc.select = SPARGE_SELECT_FLOOR;
+  return sparge_plan_pools(MakePlan(*Engine::Get().ContextFor(1), desc).get());
 }
 
 void TokenOrder(const std::string& order, const std::vector<int64_t>& grid, uint64_t seed,
@@ -214,6 +244,7 @@ void ExportDefaults(nb::module_& m) {
   m.attr("BLOCK_Q") = SPARGE_BLOCK_Q;
   m.attr("BLOCK_K") = SPARGE_BLOCK_K;
   m.attr("MAX_HEAD_DIM") = SPARGE_MAX_HEAD_DIM;
+  m.attr("EFFORT_OF_RUN") = SPARGE_EFFORT_OF_RUN;
   m.attr("FEW_QUERIES") = SPARGE_FEW_QUERIES;
   const LayerDesc layer;
   m.attr("MIN_KEYS") = layer.min_keys;
@@ -261,6 +292,11 @@ NB_MODULE(_core, m) {
   m.def("reference", &Reference, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse").none(),
         nb::arg("options"));
   m.def("calibrate", &Calibrate, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("effort"), nb::arg("options"));
+  m.def("run_part", &RunPart, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse"),
+        nb::arg("map").none(), nb::arg("options"), nb::arg("arrays"));
+  m.def("predict_part", &PredictPart, nb::arg("q"), nb::arg("k"), nb::arg("v").none(), nb::arg("options"),
+        nb::arg("arrays"));
+  m.def("count_pools", &CountPools, nb::arg("queries"));
   m.def("token_order", &TokenOrder, nb::arg("order"), nb::arg("grid"), nb::arg("seed"), nb::arg("out"));
   m.def("merge", &Merge, nb::arg("parts"), nb::arg("out"), nb::arg("lse"), nb::arg("threads"));
   m.def("isas", &Isas);

@@ -190,6 +190,11 @@ constexpr Option kOptions[] = {
     {"text_after", Says::kWhat, [](const Reading& r) { r.described.desc.text_after = Bool(r); }},
     {"q_offsets", Says::kWhat, [](const Reading& r) { r.described.q_offsets = Sequence<int64_t>(r, Int); }},
     {"kv_offsets", Says::kWhat, [](const Reading& r) { r.described.kv_offsets = Sequence<int64_t>(r, Int); }},
+    // For sparge.distributed: where a part stands in the whole.
+    {"first_query", Says::kWhat, [](const Reading& r) { r.described.desc.first_query = Int(r); }},
+    {"all_queries", Says::kWhat, [](const Reading& r) { r.described.desc.all_queries = Int(r); }},
+    {"first_key", Says::kWhat, [](const Reading& r) { r.described.desc.first_key = Int(r); }},
+    {"all_keys", Says::kWhat, [](const Reading& r) { r.described.desc.all_keys = Int(r); }},
     {"threads", Says::kWhat, [](const Reading& r) { r.described.threads = CheckedThreads(Int(r)); }},
 };
 

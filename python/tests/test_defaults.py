@@ -68,7 +68,8 @@ def test_what_texts_quote(place):
 def test_numbers_of_the_library_stand_nowhere_else():
     """In the code of the package; what its comments and texts say is for people, and above."""
     own = {"0.015", "0.01875", "1.25", "576", "128", "64", "1024"}
-    allowed = {("_denoise.py", "64"), ("_plain.py", "1024")}  # the head size of a model; rows of a mask at a time
+    # The head size of a model; rows of a mask at a time; tokens of a question.
+    allowed = {("_denoise.py", "64"), ("_plain.py", "1024"), ("_reading.py", "64")}
     found = set()
     for path in PACKAGE.rglob("*.py"):
         with tokenize.open(path) as file:

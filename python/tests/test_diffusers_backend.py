@@ -67,9 +67,8 @@ def test_backend_as_a_context(active_backend: None) -> None:
 def test_backend_refuses_what_it_cannot(active_backend: None) -> None:
     integration.register()
     model, _ = made(wan)
-    model.blocks[0].attn1.processor._parallel_config = object()
-    with pytest.raises(ValueError, match="context parallelism"):
-        model.set_attention_backend("sparge")
+    with pytest.raises(ValueError, match="parallel: torch.distributed has no process group"):
+        integration.enable(model, parallel=object())
     assert integration.enabled(model) is None and _hooks(model) == 0
     q = normal(1, 8, 2, 16)
     with pytest.raises(ValueError, match="return_lse=True"):

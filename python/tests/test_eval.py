@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from sparge.eval import _common, _haystack, _needle, _perplexity  # noqa: E402
+from sparge.eval import _answer, _common, _facts, _haystack, _needle, _perplexity, _prefill, _reading  # noqa: E402
 from sparge.eval.__main__ import main  # noqa: E402
 
 
@@ -39,9 +39,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
         num_key_value_heads=1, max_position_embeddings=4096,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
-    for module in (_needle, _perplexity):
+    for module in (_answer, _facts, _needle, _perplexity, _prefill):
         monkeypatch.setattr(module, "load_model", lambda name: (model, Words()))
-    monkeypatch.setattr("sparge.eval._prefill.load_model", lambda name: (model, Words()))
     return model
 
 
@@ -76,27 +75,107 @@ def test_prefill_times_both(tiny: Any, text: Path, tmp_path: Path, capsys: pytes
     assert "sparse, first prompt" in capsys.readouterr().err
 
 
-def test_needle_stands_where_it_should() -> None:
-    tokenizer = Words()
-    for depth in (0.0, 0.5, 1.0):
-        cell = _needle.Cell(600, depth, "12345", 1)
-        ids = _needle.prompt_ids(tokenizer, cell)[0].tolist()
-        assert 600 - 30 <= len(ids) <= 600  # at most a sentence short
-        needle = tokenizer(_needle._NEEDLE.format(number="12345")).input_ids
-        place = next(i for i in range(len(ids)) if ids[i : i + len(needle)] == needle)
-        assert abs(place / (len(ids) - len(needle)) - depth) < 0.1
+class Spelled:
+    """A tokenizer whose ids can be read again."""
+
+    chat_template = None
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def __call__(self, text: str, **_: Any) -> Any:
+        self.words += [word for word in dict.fromkeys(text.split()) if word not in self.words]
+        return transformers.BatchEncoding({"input_ids": [self.words.index(word) for word in text.split()]})
+
+    def text(self, ids: list[int]) -> str:
+        return " ".join(self.words[i] for i in ids)
+
+
+def test_needles_stand_where_they_should() -> None:
+    tokenizer, depths = Spelled(), (0.0, 0.3, 0.5, 1.0)
+    prompt, questions = _needle.make_text(tokenizer, 900, depths, 1)
+    assert 900 - 30 <= len(prompt.ids) + _reading.ROOM <= 900  # at most a sentence short
+    text = tokenizer.text(prompt.ids)
+    for depth, question in zip(depths, questions):
+        house = tokenizer.text(question.question).split()[-3]
+        needle = _needle._NEEDLE.format(house=house, number=tokenizer.text(question.answer))
+        assert text.count(needle) == 1
+        assert abs(text.index(needle) / (len(text) - len(needle)) - depth) < 0.1
+
+
+def test_facts_lead_to_their_answers() -> None:
+    """What is asked can be read in the text, in as many steps as it says."""
+    tokenizer = Spelled()
+    facts = _facts.Facts(tokenizer, 1200, 3)
+    sentences = tokenizer.text(facts.prompt.ids).split(".")
+    keeps = dict(s.split(" keeps a ") for s in (s.strip() for s in sentences) if " keeps a " in s and "Everybody" not in s)
+    nextto = dict(s.strip()[len("The neighbour of ") :].split(" is ") for s in sentences if "The neighbour of" in s)
+    assert len(set(keeps.values())) == len(keeps) == len(nextto) == 8
+    places = [i for i, sentence in enumerate(sentences) if " keeps a " in sentence and "Everybody" not in sentence]
+    assert places[-1] - places[0] > len(sentences) / 2
+    for i, (task, question) in enumerate(facts.questions):
+        asked, wanted = tokenizer.text(question.question), tokenizer.text(question.answer)
+        begin = asked.split("?")[1].split()
+        if task == "two steps":
+            assert wanted == keeps[nextto[begin[3]]]
+        else:
+            spelled = " ".join(begin + wanted.split()).replace(" ,", ",").replace(" and", ",")
+            assert spelled.count(",") == (2 if task == "three" else 0)
+            assert all(keeps[who] == pet for who, pet in (part.strip().split(" keeps a ") for part in spelled.split(",")))
+        logits = torch.zeros(len(question.answer), len(tokenizer.words))
+        logits[torch.arange(len(question.answer)), question.answer] = 1.0
+        chosen = list(facts.choices(logits, i))
+        assert len(chosen) == (3 if task == "three" else 1) and all(right == choice for right, choice, _ in chosen)
+
+
+def test_questions_do_not_see_each_other(tiny: Any) -> None:
+    """Each answer is that of one forward pass over text, question and answer."""
+    prompt, questions = _needle.make_text(Words(), 700, (0.2, 0.8), 1)
+    tiny.set_attn_implementation("sdpa")
+    reading, spent = _reading.Reading(tiny, prompt), _reading.Spent()
+    for q in (*questions, questions[0]):
+        logits = reading.ask(q.question, q.answer, spent)
+        with torch.inference_mode():
+            want = tiny(torch.tensor([prompt.ids + q.question + q.answer])).logits[0, -len(q.answer) - 1 : -1]
+        assert torch.allclose(logits, want, atol=1e-5)  # the same sums in another order
+    assert spent.steps == sum(len(q.answer) - 1 for q in (*questions, questions[0]))
 
 
 def test_needle_tables_and_picture(tiny: Any, tmp_path: Path) -> None:
     out, picture = tmp_path / "figures.json", tmp_path / "needle.png"
-    arguments = ["needle", "--lengths", "200,400", "--depths", "0,1", "--json", str(out)]
+    arguments = ["needle", "--lengths", "200,400", "--depths", "0,1", "--target-l1", "0", "--json", str(out)]
     if importlib.util.find_spec("matplotlib"):
         arguments += ["--png", str(picture)]
     assert main(arguments) == 0
     figures = json.loads(out.read_text())
-    assert [len(row) for row in figures["probability"]["sparse"]] == [2, 2]
+    for kind in _reading.KINDS:
+        assert [len(row) for row in figures["probability"][kind]] == [2, 2]
+        for row, want in zip(figures["probability"][kind], figures["probability"]["dense"]):
+            assert row == pytest.approx(want, rel=1e-3)  # target 0 is exact
+        assert all(times["prompt_s"] > 0 for times in figures["times"][kind].values())
     if importlib.util.find_spec("matplotlib"):
         assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_facts_tables(tiny: Any, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    assert main(["facts", "--lengths", "700,900", "--texts", "1", "--target-l1", "0", "--json", str(out)]) == 0
+    scores = json.loads(out.read_text())["scores"]
+    for task, asked in (("one", 8), ("three", 12), ("two steps", 8)):
+        for kind in _reading.KINDS:
+            found = scores["900"][task][kind]
+            assert found["asked"] == asked and found["as_dense"] == 1  # target 0 is exact
+            assert found["probability"] == pytest.approx(scores["900"][task]["dense"]["probability"], rel=1e-3)
+
+
+def test_answer_times_every_cache(tiny: Any, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    assert main(["answer", "--depths", "300,600", "--tokens", "6", "--target-l1", "0", "--json", str(out)]) == 0
+    depths = json.loads(out.read_text())["depths"]
+    for figures in depths.values():
+        for by_cache in figures.values():
+            assert set(by_cache) == {"dynamic", "static", "sparge"}
+            assert all(f["token_ms"] > 0 and f["same_tokens"] == 6 for f in by_cache.values())
 
 
 def test_denoise_compares_final_latents(tmp_path: Path) -> None:
@@ -117,6 +196,11 @@ def test_denoise_compares_final_latents(tmp_path: Path) -> None:
         (["needle", "--depths", "2"], "--depths 2"),
         (["needle", "--lengths", "few"], "--lengths few"),
         (["needle", "--png", "/nowhere/x.png"], "--png"),
+        (["needle", "--depths", ",".join(["0"] * 13)], "are more than 12"),
+        (["needle", "--lengths", "90"], "--lengths 90"),
+        (["facts", "--texts", "0"], "--texts 0"),
+        (["facts", "--lengths", "200"], "--lengths 200"),
+        (["answer", "--tokens", "4"], "--tokens 4"),
         (["prefill", "--text", "{text}", "--rounds", "0"], "--rounds 0"),
         (["perplexity", "--text", "{text}", "--length", "300", "--target-l1", "7"], "target_l1=7"),
         (["denoise", "--grid", "1,2"], "--grid 1,2"),

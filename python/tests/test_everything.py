@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 
 import sparge
+from sparge import _elsewhere, ggml
 from oracle import qkv, read_head
 
-PUBLIC = ["sparge", "sparge.torch", "sparge.integrations.transformers", "sparge.integrations.diffusers"]
-# Libraries that modules need, beside NumPy; in sparge.eval the command line is the interface (test_eval.py).
-NEEDED = {"sparge.torch": "torch", "sparge.integrations": "torch", "sparge.integrations.transformers": "transformers",
+PUBLIC = ["sparge", "sparge.compat", "sparge.ggml", "sparge.torch", "sparge.integrations.transformers", "sparge.integrations.diffusers"]
+# Libraries that modules need, beside NumPy; in sparge.eval the command line is the interface (test_eval.py), and
+# sparge.distributed needs several ranks (test_distributed.py).
+NEEDED = {"sparge.compat": "torch", "sparge.torch": "torch", "sparge.integrations": "torch", "sparge.integrations.transformers": "transformers",
           "sparge.integrations.diffusers": "diffusers"}  # fmt: skip
 SECONDS = 300  # a call that does not return ends the tests, with a stack; all of it takes a few seconds
 
@@ -36,7 +38,7 @@ def modules():
     names = ["sparge", *(m.name for m in pkgutil.walk_packages(sparge.__path__, "sparge."))]
     for name in names:
         needed = [library for module, library in NEEDED.items() if name == module or name.startswith(module + ".")]
-        if not name.startswith(("sparge.eval", "sparge._core")) and all(map(has, needed)):
+        if not name.startswith(("sparge.eval", "sparge._core", "sparge.distributed")) and all(map(has, needed)):
             yield importlib.import_module(name)
 
 
@@ -142,7 +144,8 @@ def calibrations(tmp_path, monkeypatch):
 
 @calls("""sparge.Layer sparge.Layer.attention sparge.Layer.totals sparge.Layer.clear_totals sparge.Layer.calibrations
           sparge.LayerWarning sparge.Settings sparge.Settings.make
-          sparge.Totals sparge.Totals.sparsity sparge.Totals.add""")
+          sparge.Layer.may_skip sparge.Layer.pass_by sparge.Obstacle sparge.Settings.lacks
+          sparge.Totals sparge.Totals.sparsity sparge.Totals.dense_ms sparge.Totals.add""")
 def one_layer(tmp_path, monkeypatch):
     layer = sparge.Layer("x", sparge.Settings(min_keys=0))
     out = layer.attention(Q, K, V, causal=True)
@@ -153,11 +156,28 @@ def one_layer(tmp_path, monkeypatch):
     assert len(twin.calibrations) == 1 and twin.calibrations[0].heads == 2
     sums = twin.totals
     sums.add(layer.totals)
-    assert sums.calls == 3 and 0 <= sums.sparsity <= 1
+    assert sums.calls == 3 and 0 <= sums.sparsity <= 1 and sums.dense_ms > 0
     twin.clear_totals()
     assert twin.totals == type(sums)()
     assert layer.settings.make("x").totals()["calls"] == 0
     assert issubclass(sparge.LayerWarning, UserWarning)
+    idle = sparge.Layer("idle")
+    idle.pass_by(_elsewhere.Obstacle("dtype", "float64"))
+    assert idle.elsewhere == {"dtype": 1} and idle.may_skip and not idle.settings.lacks("x")
+    assert _elsewhere.counted([idle]).startswith("1 call: dtype (") and _elsewhere.why_unused([idle])
+    with pytest.warns(sparge.LayerWarning):
+        assert _elsewhere.warn_unused([idle])
+
+
+@calls("sparge.ggml.load sparge.ggml.path")
+def backend(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARGE_BACKEND", str(tmp_path / "backend.so"))
+    (tmp_path / "backend.so").touch()
+    assert ggml.path() == tmp_path / "backend.so"
+    monkeypatch.setattr(ggml, "_libraries_of_ggml", list)
+    monkeypatch.setattr(ggml, "HOSTS", ())
+    with pytest.raises(RuntimeError, match="installed"):  # test_ggml.py has more
+        ggml.load()
 
 
 # ------------------------------------------------------------------ models
@@ -172,6 +192,16 @@ def small_model():
             return F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
     return torch.nn.Sequential(Attends(), Attends()), torch.from_numpy(Q)[None]
+
+
+@calls("""sparge.compat.block_sparse_sage2_attn_cuda sparge.compat.sageattn sparge.compat.spas_sage2_attn_meansim_cuda
+          sparge.compat.spas_sage2_attn_meansim_topk_cuda""", "torch")
+def names_of_others(tmp_path, monkeypatch):
+    from sparge import compat
+
+    _, x = small_model()
+    for function in map(compat.__dict__.get, compat.__all__):
+        assert function(x, x, x).shape == x.shape  # test_compat.py has what they compute
 
 
 @calls("""sparge.torch.attend sparge.torch.scaled_dot_product_attention sparge.torch.sparse sparge.torch.patch
@@ -236,7 +266,9 @@ def recordings(tmp_path, monkeypatch):
           sparge.integrations.transformers.layers sparge.integrations.transformers.summary
           sparge.integrations.transformers.is_model sparge.integrations.transformers.Mask
           sparge.integrations.transformers.Mask.written_out
-          sparge.integrations.transformers.Mask.is_lower_triangle""", "transformers")
+          sparge.integrations.transformers.Mask.is_lower_triangle
+          sparge.integrations.Cache sparge.integrations.RoomyLayer sparge.integrations.RoomyLayer.update
+          sparge.integrations.RoomyLayer.reset""", "transformers")
 def models_of_transformers(tmp_path, monkeypatch):
     import torch
     import transformers
@@ -253,6 +285,13 @@ def models_of_transformers(tmp_path, monkeypatch):
     assert st.layers(model) == made and next(iter(made)) in st.summary(model)
     mask = st.Mask((1, 1, 3, 3), True, 0, 0, None)
     assert mask.written_out().sum() == 6 and mask.is_lower_triangle()
+    cache = st.Cache(model.config, tokens=8)
+    with torch.inference_mode():
+        model(torch.ones(1, 3, dtype=torch.long), past_key_values=cache)
+    (layer,) = cache.layers
+    assert layer.update(torch.ones(1, 2, 1, 16), torch.ones(1, 2, 1, 16))[0].shape[2] == 4
+    layer.reset()
+    assert layer.keys is None or not layer.keys.any()
 
 
 @calls("""sparge.LossWarning sparge.Graded sparge.Graded.run sparge.Graded.take sparge.Graded.samples sparge.Graded.full
@@ -285,7 +324,7 @@ def loss_of_a_model(tmp_path, monkeypatch):
 @calls("""sparge.integrations.diffusers.enable sparge.integrations.diffusers.enabled sparge.integrations.diffusers.register
           sparge.integrations.diffusers.Enabled sparge.integrations.diffusers.Enabled.layers
           sparge.integrations.diffusers.Enabled.summary sparge.integrations.diffusers.Enabled.restart
-          sparge.integrations.diffusers.Enabled.disable
+          sparge.integrations.diffusers.Enabled.disable sparge.integrations.diffusers.Enabled.when_disabled
           sparge.integrations.Grid sparge.integrations.Grid.cells sparge.integrations.Grid.text_tokens
           sparge.integrations.Model""", "diffusers")
 def models_of_diffusers(tmp_path, monkeypatch):
@@ -303,8 +342,32 @@ def models_of_diffusers(tmp_path, monkeypatch):
     on.restart()
     run(model, inputs)
     assert on.step == 1
+    undone = []
+    on.when_disabled(lambda: undone.append(True))
     on.disable()
-    assert sd.enabled(model) is None
+    assert sd.enabled(model) is None and undone == [True]
+
+
+@calls("""sparge.integrations.comfyui.SpargeAttention sparge.integrations.comfyui.SpargeAttention.INPUT_TYPES
+          sparge.integrations.comfyui.SpargeAttention.patch sparge.integrations.comfyui.Override""", "torch")
+def nodes_of_comfyui(tmp_path, monkeypatch):
+    import torch
+
+    from sparge.integrations import comfyui
+
+    class Patcher:
+        model_options: dict = {}
+
+        def clone(self):
+            return copy.deepcopy(self)
+
+    node = comfyui.SpargeAttention()
+    assert list(node.INPUT_TYPES()["required"]) == ["model", "target_l2", "precision"]
+    (patched,) = node.patch(Patcher(), 0.0, "fp32")
+    override = patched.model_options["transformer_options"]["optimized_attention_override"]
+    q = torch.ones(1, 80, 64)
+    with torch.inference_mode():
+        assert override(None, q, q, q, heads=2).shape == q.shape
 
 
 # ------------------------------------------------------------------ the test

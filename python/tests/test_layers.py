@@ -201,8 +201,12 @@ def test_presets(head, tmp_path):
     q, k, v = head
     with pytest.raises(ValueError, match="layer a.b: q_heads=1 is not the 2 of the preset"):
         layer.attention(q[:1], k[:1], v[:1])
-    with pytest.raises(ValueError, match="p.json: has no layer .a.c.; most like it: .a.b."):
-        sparge.Layer("a.c", settings).attention(q, k, v)
+    # A layer that the preset does not have computes every tile, and says so.
+    other = sparge.Layer("a.c", settings)
+    with pytest.warns(sparge.LayerWarning, match="p.json: has no layer .a.c.; most like it: .a.b..*; this layer skips nothing"):
+        out, stats = other.attention(q, k, v, causal=True, return_stats=True)
+    assert stats.sparsity == 0 and other.totals.dense_calls == 1 and other.calibrations == []
+    assert out.tobytes() == sparge.attention(q, k, v, causal=True, select="all", precision="int8").tobytes()
     with pytest.raises(ValueError, match="target_l1=0.1 has no effect with a preset"):
         sparge.Settings(target_l1=0.1, preset=tmp_path / "p.json")
     for changes, text in ((dict(qk_dim=0), "qk_dim"), (dict(heads=[]), "heads")):

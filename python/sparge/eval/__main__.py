@@ -7,13 +7,15 @@ import sys
 from typing import Any, Callable
 
 from .. import _core
-from . import _denoise, _needle, _perplexity, _prefill
+from . import _answer, _denoise, _facts, _needle, _perplexity, _prefill
 from ._common import Failed, write_json
 
 _VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], dict[str, Any]]]] = {
     "perplexity": (_perplexity.add_arguments, _perplexity.run),
     "needle": (_needle.add_arguments, _needle.run),
+    "facts": (_facts.add_arguments, _facts.run),
     "prefill": (_prefill.add_arguments, _prefill.run),
+    "answer": (_answer.add_arguments, _answer.run),
     "denoise": (_denoise.add_arguments, _denoise.run),
 }
 

@@ -59,9 +59,8 @@ def load_model(name: str) -> tuple[Any, Any]:
         import transformers
     except ImportError:
         raise Failed("transformers is missing: pip install transformers gguf") from None
-    from sparge.integrations import transformers as integration
+    import sparge.integrations.transformers  # noqa: F401  # makes the name known
 
-    integration.register()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     path = _find_smollm2() if name == "smollm2" else name
@@ -99,6 +98,11 @@ def said(options: argparse.Namespace) -> dict[str, Any]:
     return {**settings(options), **default, "precision": options.precision or "int8"}
 
 
+def attend_by(model: Any, kind: str) -> None:
+    """"dense" or "sparse", from now on; what the layers have learned stays."""
+    model.set_attn_implementation("sdpa" if kind == "dense" else "sparge")
+
+
 @contextlib.contextmanager
 def attention(model: Any, kind: str, options: argparse.Namespace) -> Iterator[None]:
     """While open, the model attends by `kind`: "dense" is sdpa, "sparse" is sparge with these options, begun anew."""
@@ -107,11 +111,22 @@ def attention(model: Any, kind: str, options: argparse.Namespace) -> Iterator[No
     before = model.config._attn_implementation
     if kind == "sparse":
         integration.configure(model, **settings(options))
-    model.set_attn_implementation("sdpa" if kind == "dense" else "sparge")
+    attend_by(model, kind)
     try:
         yield
     finally:
         model.set_attn_implementation(before)
+
+
+def numbers(name: str, text: str, kind: type, low: float, high: float) -> list[Any]:
+    """Of a flag that takes several."""
+    try:
+        values = [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise Failed(f"{name} {text}: is no list of numbers") from None
+    if not values or any(not low <= value <= high for value in values):
+        raise Failed(f"{name} {text}: is outside {low:g}..{high:g}")
+    return values
 
 
 def set_threads(options: argparse.Namespace) -> int:

@@ -1,7 +1,9 @@
-"""needle in a haystack: one sentence hidden in a long text, over depth and length
+"""needles in a haystack: numbers hidden in a long text, over depth and length, read and answered densely and sparsely
 
-The text is our own (sentences about nothing in particular); the needle is a number that the model is asked for at the
-end. A cell counts the needles that the model repeats in its greedy answer, and has the probability it gave to the right one.
+The text is our own (sentences about nothing in particular), with the number of a house of another colour at every depth. It is
+read once; then the model is asked for each number, from the cache. A cell counts the numbers that the greedy answer begins
+with, and has the probability of the right one. "sparse prompt" is asked densely, "sparse" with our decoding. A question is
+read from the cache, where the last queries of a prompt would see everything, too.
 """
 
 from __future__ import annotations
@@ -10,25 +12,17 @@ import argparse
 import importlib.util
 import os
 import random
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 
-from ._common import Failed, add_model_argument, attention, load_model, progress, said, say, set_threads, sparsity, table
-from ._haystack import sentences
+from ._common import Failed, add_model_argument, load_model, numbers, said, say, set_threads, sparsity, table
+from ._reading import KINDS, ROOM, Prompt, Question, ask_all, compose, frame, ids_of, time_table
 
-_NEEDLE = "The secret number of the blue house is {number}. Remember it: the secret number of the blue house is {number}."
-_QUESTION = "What is the secret number of the blue house?"
-_ANSWER = "The secret number of the blue house is"
-
-
-@dataclass(frozen=True)
-class Cell:
-    length: int
-    depth: float
-    number: str
-    seed: int
+_HOUSES = ("blue", "red", "green", "yellow", "white", "black", "brown", "grey", "pink", "orange", "purple", "golden")
+_NEEDLE = "The secret number of the {house} house is {number}. Remember it: the secret number of the {house} house is {number}."
+_QUESTION = "What is the secret number of the {house} house?"
+_ANSWER = "The secret number of the {house} house is"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,59 +30,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", default="1024,2048,4096,8192", help="tokens; default 1024,2048,4096,8192")
     parser.add_argument("--depths", default="0,0.25,0.5,0.75,1", help="0 = at the beginning; default 0,0.25,0.5,0.75,1")
     parser.add_argument("--needles", type=int, default=1, help="per cell, each in another text; default 1")
-    parser.add_argument("--png", metavar="FILE", help="heat maps of both, side by side (needs matplotlib)")
+    parser.add_argument("--png", metavar="FILE", help="heat maps, side by side (needs matplotlib)")
 
 
-def _numbers(name: str, text: str, kind: type, low: float, high: float) -> list[Any]:
-    try:
-        values = [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise Failed(f"{name} {text}: is no list of numbers") from None
-    if not values or any(not low <= value <= high for value in values):
-        raise Failed(f"{name} {text}: is outside {low:g}..{high:g}")
-    return values
+def make_text(tokenizer: Any, length: int, depths: Sequence[float], seed: int) -> tuple[Prompt, list[Question]]:
+    """A text with a needle at each depth, and the question for each."""
+    choose = random.Random(seed)
+    _, ask, reply = frame(tokenizer)
+    houses = choose.sample(_HOUSES, len(depths))
+    wanted = [str(choose.randrange(10000, 100000)) for _ in depths]
+    needles = [_NEEDLE.format(house=house, number=number) for house, number in zip(houses, wanted)]
+    questions = [
+        Question(ids_of(tokenizer, ask + _QUESTION.format(house=house) + reply + _ANSWER.format(house=house)),
+                 ids_of(tokenizer, " " + number))
+        for house, number in zip(houses, wanted)
+    ]  # fmt: skip
+    return compose(tokenizer, length, ROOM, seed, list(zip(depths, needles))), questions
 
 
-def prompt_ids(tokenizer: Any, cell: Cell) -> torch.Tensor:
-    """(1, length): the haystack with the needle, the question, and the beginning of the answer, as a chat if the model
-    has chats."""
-    needle = " " + _NEEDLE.format(number=cell.number)
-    if getattr(tokenizer, "chat_template", None):
-        frame = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "@@TEXT@@\n\n" + _QUESTION}], tokenize=False, add_generation_prompt=True
-        )
-    else:
-        frame = "@@TEXT@@\n\n" + _QUESTION + "\n"
-    before, after = (tokenizer(part, add_special_tokens=False).input_ids for part in (frame + _ANSWER).split("@@TEXT@@"))
-    hidden = tokenizer(needle, add_special_tokens=False).input_ids
-    room = cell.length - len(before) - len(after) - len(hidden)
-    if room < 0:
-        raise Failed(f"--lengths {cell.length}: the question alone has {cell.length - room} tokens")
-    hay: list[list[int]] = []
-    have = 0
-    for sentence in sentences(cell.seed):
-        ids = tokenizer(" " + sentence, add_special_tokens=False).input_ids
-        if have + len(ids) > room:
-            break
-        hay.append(ids)
-        have += len(ids)
-    hay.insert(round(cell.depth * len(hay)), hidden)
-    return torch.tensor([before + [token for ids in hay for token in ids] + after])
-
-
-@torch.inference_mode()
-def ask(model: Any, tokenizer: Any, ids: torch.Tensor, number: str) -> tuple[bool, float]:
-    """Whether the greedy answer begins with the number, and the probability of the number as a whole."""
-    wanted = tokenizer(" " + number, add_special_tokens=False).input_ids
-    output = model(ids, use_cache=True, logits_to_keep=1)
-    cache, probability, right = output.past_key_values, 1.0, True
-    for i, token in enumerate(wanted):
-        chances = torch.softmax(output.logits[0, -1].float(), -1)
-        probability *= chances[token].item()
-        right = right and int(chances.argmax()) == token
-        if i + 1 < len(wanted):
-            output = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-    return right, probability
+def judge(logits: torch.Tensor, answer: list[int]) -> tuple[bool, float]:
+    """Whether the greedy answer begins with the right one, and the probability of that as a whole."""
+    chances = torch.softmax(logits, -1)
+    right = chances.argmax(-1).tolist() == answer
+    return right, chances[torch.arange(len(answer)), answer].prod().item()
 
 
 def _check_picture(path: str) -> None:
@@ -122,41 +86,41 @@ def _draw(path: str, kinds: dict[str, list[list[float]]], lengths: list[int], de
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    lengths = _numbers("--lengths", options.lengths, int, 1, 2**20)
-    depths = _numbers("--depths", options.depths, float, 0, 1)
+    lengths = numbers("--lengths", options.lengths, int, 1, 2**20)
+    depths = numbers("--depths", options.depths, float, 0, 1)
+    if len(depths) > len(_HOUSES):
+        raise Failed(f"--depths {options.depths}: are more than {len(_HOUSES)}")
     if options.needles < 1:
         raise Failed(f"--needles {options.needles} is not positive")
     if options.png:
         _check_picture(options.png)
     set_threads(options)
     model, tokenizer = load_model(options.model)
-    digits = random.Random(0)
-    cells = [
-        Cell(length, depth, str(digits.randrange(10000, 100000)), seed)
-        for length in lengths for depth in depths for seed in range(options.needles)
-    ]  # fmt: skip
-    answers: dict[str, list[tuple[bool, float]]] = {}
-    for kind in ("dense", "sparse"):
-        with attention(model, kind, options):
-            answers[kind] = [ask(model, tokenizer, prompt_ids(tokenizer, c), c.number) for c in progress(cells, kind)]
-    mean = {kind: _grid(cells, [p for _, p in all], lengths, depths) for kind, all in answers.items()}
-    found = {kind: _grid(cells, [float(r) for r, _ in all], lengths, depths) for kind, all in answers.items()}
-    rows = [("found (probability)", *(f"{kind} {n}" for kind in answers for n in lengths))]
+    # Texts of one length differ, and so do the numbers of two lengths.
+    texts = [make_text(tokenizer, n, depths, n * options.needles + i) for n in lengths for i in range(options.needles)]
+    logits, spent = ask_all(model, options, texts)
+    found: dict[str, list[list[float]]] = {}
+    mean: dict[str, list[list[float]]] = {}
+    for kind in KINDS:
+        judged = [[judge(l, q.answer) for l, q in zip(of_text, text[1])] for of_text, text in zip(logits[kind], texts)]
+        found[kind] = _grid([[float(r) for r, _ in of_text] for of_text in judged], len(lengths))
+        mean[kind] = _grid([[p for _, p in of_text] for of_text in judged], len(lengths))
+    rows = [("found (probability)", *(f"{kind} {n}" for kind in KINDS for n in lengths))]
     for y, depth in enumerate(depths):
-        cellsof = (f"{found[k][y][x]:.2f} ({mean[k][y][x]:.2f})" for k in answers for x in range(len(lengths)))
-        rows.append((f"depth {depth:.0%}", *cellsof))
+        cells = (f"{found[k][y][x]:.2f} ({mean[k][y][x]:.2f})" for k in KINDS for x in range(len(lengths)))
+        rows.append((f"depth {depth:.0%}", *cells))
     say(table(rows))
+    say(time_table(spent))
     say(f"sparsity {sparsity(model):.1%}")
     if options.png:
         _draw(options.png, mean, lengths, depths)
+    times = {kind: {n: times.figures() for n, times in by_length.items()} for kind, by_length in spent.items()}
     return {"verb": "needle", "model": options.model, "lengths": lengths, "depths": depths, "needles": options.needles,
-            **said(options), "sparsity": sparsity(model), "found": found, "probability": mean}  # fmt: skip
+            **said(options), "sparsity": sparsity(model), "found": found, "probability": mean, "times": times}  # fmt: skip
 
 
-def _grid(cells: list[Cell], values: list[float], lengths: list[int], depths: list[float]) -> list[list[float]]:
-    """Means per (depth, length)."""
-    def mean(length: int, depth: float) -> float:
-        here = [v for c, v in zip(cells, values) if (c.length, c.depth) == (length, depth)]
-        return sum(here) / len(here)
-
-    return [[mean(length, depth) for length in lengths] for depth in depths]
+def _grid(texts: list[list[float]], lengths: int) -> list[list[float]]:
+    """Means per (depth, length), of texts in the order of their lengths."""
+    of_length = len(texts) // lengths
+    columns = [texts[i * of_length : (i + 1) * of_length] for i in range(lengths)]
+    return [[sum(text[y] for text in column) / of_length for column in columns] for y in range(len(texts[0]))]

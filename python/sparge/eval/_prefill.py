@@ -13,7 +13,9 @@ from typing import Any, Callable, Iterator
 
 import torch
 
-from ._common import Failed, add_model_argument, attention, load_model, progress, said, say, set_threads, sparsity, table, token_ids
+from ._common import (
+    Failed, add_model_argument, attend_by, attention, load_model, progress, said, say, set_threads, sparsity, table, token_ids,
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +67,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with attention(model, "sparse", options):  # one configuration for all rounds
         for _ in progress(range(options.rounds), "rounds"):
             for kind in times:
-                model.set_attn_implementation("sdpa" if kind == "dense" else "sparge")
+                attend_by(model, kind)
                 times[kind].append(time_once(model, ids, kind))
     best = {kind: (min(t[0] for t in all), min(t[1] for t in all)) for kind, all in times.items()}
     best["sparse, first prompt"] = times["sparse"][0]

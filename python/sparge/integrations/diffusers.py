@@ -26,7 +26,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import torch as _torch
+from .._elsewhere import Obstacle, warn_unused
 from .._layers import Layer, Settings, summary
+from . import _parallel
 from ._grids import Grid, GridFunction, hilbert_index, known_model
 
 try:
@@ -118,15 +120,21 @@ def _attend(
 ) -> torch.Tensor:
     """As F.scaled_dot_product_attention; `original` does what is not for us."""
     obstacle = _torch._obstacle(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
-    if obstacle is not None or query.dim() != 4 or (is_causal and attn_mask is not None):
+    layer = _torch.current_layer() or _registered.layer
+    if obstacle is None and query.dim() != 4:
+        obstacle = Obstacle("shape", f"{query.dim()} dimensions")
+    if obstacle is None and is_causal and attn_mask is not None:
+        obstacle = Obstacle("mask", "attn_mask and is_causal")
+    if obstacle is not None:
+        layer.pass_by(obstacle)
         return original()
     q_tokens, k_tokens = query.shape[-2], key.shape[-2]
-    layer = _torch.current_layer() or _registered.layer
     if run is None:
         grid, cross, cross_attention = None, q_tokens != k_tokens, _registered.cross_attention
     else:
         grid, cross, cross_attention = run.grid, run.is_cross(q_tokens, k_tokens), run.owner.cross_attention
     if cross and not cross_attention:
+        layer.pass_by(Obstacle("cross attention", "keys of another input"))
         return original()
     if attn_mask is not None and _hides_nothing(attn_mask):
         attn_mask = None
@@ -170,9 +178,12 @@ def _backend(
     _parallel_config: Any = None,
 ) -> torch.Tensor:
     """A backend of diffusers' dispatcher: tokens before heads."""
-    if return_lse or _parallel_config is not None:
-        what = f"return_lse={return_lse}" if return_lse else "context parallelism"
-        raise ValueError(f"attention backend {_NAME!r} does not support {what}")
+    if return_lse:
+        raise ValueError(f"attention backend {_NAME!r} does not support return_lse={return_lse}")
+    if _parallel_config is not None:
+        given: dict[str, Any] = dict(query=query, key=key, value=value, attn_mask=attn_mask, dropout_p=dropout_p)
+        given.update(is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, return_lse=False)
+        return _parallel.attend(_dispatch, lambda: _parallel.current_layer(_registered.layer), given, _parallel_config)
     if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
         attn_mask = attn_mask[:, None, None]  # per batch and key, as in diffusers' native backend
     arguments: dict[str, Any] = {
@@ -201,7 +212,8 @@ def _member() -> Any:
         type.__setattr__(names, member._name_, member)
     known = registry._backends.get(member)
     if known is None:
-        registry.register(member)(_backend)
+        parallel = "supports_context_parallel" in inspect.signature(registry.register).parameters
+        registry.register(member, **({"supports_context_parallel": True} if parallel else {}))(_backend)
     elif known is not _backend:
         raise RuntimeError(f"diffusers has an attention backend {_NAME!r} already: {known}")
     return member
@@ -285,6 +297,7 @@ class Enabled:
         self._timestep: float | None = None
         self._grid_of = (grid or (known.grid if known else None)) if hilbert else None
         self._warned = not hilbert
+        self._looked = False
         self._undo = contextlib.ExitStack()
         self._modules: dict[str, Layer] = {}
         with contextlib.ExitStack() as undo:
@@ -304,11 +317,14 @@ class Enabled:
 
     def summary(self) -> str:
         """A table: what each layer did, and the errors it estimates."""
-        return summary(layer for layer in self.layers.values() if layer.totals.calls)
+        return summary(self._modules.values())
 
     def restart(self) -> None:
         """The next forward is the first step of a new image or video. Told by `timestep` else, which jumps back."""
         self._timestep = None
+
+    def when_disabled(self, do: Callable[[], None]) -> None:
+        self._undo.callback(do)
 
     def disable(self) -> None:
         """Puts everything back. Layers keep their statistics."""
@@ -345,6 +361,9 @@ class Enabled:
         run = _running.run
         if run is not None and run.owner is self:
             run.__exit__(None, None, None)
+            if not self._looked and (not self.dense_steps or self.step > self.dense_steps):  # once: forwards are alike
+                self._looked = True
+                warn_unused(self._modules.values())
 
     def _count(self, timestep: Any) -> None:
         """Steps are told apart by their timestep: with guidance a step may have two forwards."""
@@ -399,8 +418,6 @@ def _redirect_processors(transformer: torch.nn.Module, undo: contextlib.ExitStac
     member = _member()
     found: list[Any] = [getattr(module, "processor", None) for module in transformer.modules()]
     for processor in {id(p): p for p in found if hasattr(p, "_attention_backend")}.values():
-        if getattr(processor, "_parallel_config", None) is not None:
-            raise ValueError(f"transformer: attention backend {_NAME!r} does not support its context parallelism")
         if "_attention_backend" in vars(processor):
             undo.callback(setattr, processor, "_attention_backend", processor._attention_backend)
         else:
@@ -416,6 +433,7 @@ def enable(
     dense_steps: int = 0,
     hilbert: bool = True,
     grid: GridFunction | None = None,
+    parallel: Any = None,
     **settings: Any,
 ) -> Enabled:
     """Runs the attention of a diffusers transformer (`pipe.transformer`) here, until `disable()` of what it gives.
@@ -425,6 +443,7 @@ def enable(
       dense_steps      so many first denoising steps, which lay out the picture, compute everything
       hilbert          order image and video tokens along a Hilbert curve, so that blocks are alike; same result
       grid             for transformers that are not known: a function (config, arguments of forward by name) -> Grid
+      parallel         a ContextParallelConfig of diffusers, for transformers on CPUs that run on several ranks (gloo)
       **settings       as sparge.torch.Settings: target_l1, pv_l2, round_l1, precision, preset, seed
 
     Each attention module has a Layer with a calibration of its own, which learns from step to step.
@@ -435,7 +454,17 @@ def enable(
         raise ValueError(f"transformer: this {type(transformer).__name__} is enabled already; disable() it first")
     if dense_steps < 0:
         raise ValueError(f"dense_steps={dense_steps} is below 0")
-    return Enabled(transformer, Settings(target_l2=target_l2, **settings), cross_attention, dense_steps, hilbert, grid)
+    chosen = Settings(target_l2=target_l2, **settings)
+    undo = None if parallel is None else _parallel.apply(transformer, parallel)
+    try:
+        made = Enabled(transformer, chosen, cross_attention, dense_steps, hilbert, grid)
+    except BaseException:
+        if undo is not None:
+            undo()
+        raise
+    if undo is not None:
+        made.when_disabled(undo)
+    return made
 
 
 def enabled(transformer: torch.nn.Module) -> Enabled | None:

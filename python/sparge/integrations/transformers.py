@@ -1,11 +1,11 @@
 """Hugging Face transformers: attn_implementation="sparge".
 
-    import sparge.integrations.transformers as st
-    st.register()
+    import sparge.integrations.transformers as st    # makes the name known
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="sparge")
 
 Each attention module keeps a calibration of its own. Other settings than the default, or a preset:
 `st.configure(model, target_l2=0.02)`, `st.configure(model, preset="preset.json")`. What happened: `print(st.summary(model))`.
+Long answers: `model.generate(ids, past_key_values=st.Cache(model.config))`, which does not copy all keys for every token.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from transformers.masking_utils import (
 )
 
 from .. import torch as sparge_torch
+from .._elsewhere import Obstacle, warn_unused
 from .._layers import Layer, Settings
+from ._cache import Cache
 
-__all__ = ["configure", "layers", "register", "summary"]
+__all__ = ["Cache", "configure", "layers", "register", "summary"]
 
 _log = logging.getLogger(__name__)
 _NAME = "sparge"
@@ -36,8 +38,8 @@ _defaults = Settings()
 
 
 def register(**settings: Any) -> None:
-    """Makes attn_implementation="sparge" known. **settings (sparge.torch.Settings) are those of models that are not
-    configured by themselves; presets go by the names of layers, so they need `configure`."""
+    """Makes attn_implementation="sparge" known, as importing this module does, too. **settings (sparge.torch.Settings) are
+    those of models that are not configured by themselves; presets go by the names of layers, so they need `configure`."""
     global _defaults
     if settings.get("preset") is not None:
         raise ValueError("preset: layers are matched by name; give it to configure(model, preset=...)")
@@ -48,7 +50,7 @@ def register(**settings: Any) -> None:
 
 def configure(model: torch.nn.Module, **settings: Any) -> dict[str, Layer]:
     """Gives every attention module of the model a new Layer with these settings (sparge.torch.Settings), and returns them
-    by module name: calibrations begin anew. With a preset, layers that it does not name are refused when they run."""
+    by module name: calibrations begin anew. With a preset, layers that it does not name skip nothing, and say so."""
     chosen = Settings(**settings)
     made = {}
     for name, module in model.named_modules():
@@ -77,8 +79,8 @@ def layers(model: torch.nn.Module) -> dict[str, Layer]:
 
 
 def summary(model: torch.nn.Module) -> str:
-    """A table of the layers that were called: calls, time, sparsity, estimated errors."""
-    return sparge_torch.summary(layer for layer in layers(model).values() if layer.totals.calls)
+    """A table of the layers that were called, as sparge.torch.summary."""
+    return sparge_torch.summary(layers(model).values())
 
 
 # ------------------------------------------------------------------ masks
@@ -195,19 +197,33 @@ def _layer_of(module: torch.nn.Module) -> Layer:
     return layer
 
 
-def _obstacle(query: torch.Tensor, dropout: float, position_bias: Any, cache: Any) -> str | None:
+def _obstacle(query: torch.Tensor, dropout: float, position_bias: Any, cache: Any) -> Obstacle | None:
     """Why the original has to do it."""
     if dropout > 0:
-        return "dropout"
+        return Obstacle("dropout", f"dropout={dropout}")
     if position_bias is not None:
-        return "position_bias"
+        return Obstacle("position bias", "position_bias")
     if cache is not None:
-        return "a paged cache"
+        return Obstacle("paged cache", "a paged cache")
     if query.requires_grad and torch.is_grad_enabled():
-        return "gradients"
+        return Obstacle("gradients", "gradients")
     if type(query).__name__ == "DTensor":
-        return "DTensor"
-    return f"device {query.device}" if query.device.type not in ("cpu", "meta") else None
+        return Obstacle("DTensor", "DTensor")
+    if query.dtype not in sparge_torch.DTYPES:
+        return Obstacle("dtype", f"dtype {query.dtype}")
+    return Obstacle("device", f"device {query.device}") if query.device.type not in ("cpu", "meta") else None
+
+
+_warned: set[str] = set()  # reasons
+
+
+def _pass_by(module: torch.nn.Module, obstacle: Obstacle) -> None:
+    """Counts the call, and warns if nothing but such calls came so far: once for each reason, because there is no end of
+    use to wait for."""
+    layer = _layer_of(module)
+    layer.pass_by(obstacle)
+    if obstacle.reason not in _warned and not layer.graders and layer.totals.calls == 0 and warn_unused([layer]):
+        _warned.add(obstacle.reason)
 
 
 def _attention(
@@ -230,18 +246,20 @@ def _attention(
     obstacle = _obstacle(query, dropout, position_bias, cache)
     if obstacle is not None:
         if softcap is not None or s_aux is not None:
-            raise NotImplementedError(f"sparge: {obstacle} together with softcap or sinks; use attn_implementation='eager'")
+            raise NotImplementedError(f"sparge: {obstacle.text} together with softcap or sinks; use attn_implementation='eager'")
+        if not torch.compiler.is_compiling():
+            _pass_by(module, obstacle)
         dense = attention_mask
         if isinstance(attention_mask, Mask):
             # Without a mask PyTorch skips what is hidden, and needs no entry for every query and key.
             # (A paged cache may bring more keys than the mask knows.)
-            is_causal = obstacle == "gradients" and attention_mask.is_lower_triangle()
+            is_causal = obstacle.reason == "gradients" and attention_mask.is_lower_triangle()
             dense = None if is_causal else attention_mask.written_out()
         out, _ = sdpa_attention_forward(
             module, query, key, value, dense, dropout, scaling, is_causal, position_bias=position_bias, cache=cache,
             **kwargs,
         )  # fmt: skip
-        if obstacle == "gradients":
+        if obstacle.reason == "gradients":
             _show(module, query, key, value, attention_mask, scaling, is_causal, out)
         return out, None
     if kwargs.get("output_attentions"):
@@ -314,3 +332,6 @@ def _without_mask(
 def is_model(model: object) -> bool:
     """Whether this module is the one for `model` (sparge.capture asks)."""
     return isinstance(model, PreTrainedModel)
+
+
+register()
