@@ -1,11 +1,15 @@
 // llama_answer MODEL TEXT [PROMPT STEPS]: what a backend does to an answer in llama.cpp, and what it costs.
 //
-// Reads PROMPT tokens (7168) of a text in batches of 512 and then STEPS (500) one by one, and prints the mean loss of the latter, how many of them
-// were foreseen, and the milliseconds of a step. Then edits the cache as programs do (a shifted context, replaced tokens, drafts that are
-// refused, two sequences, another state) and prints the loss after each edit. Run it with SPARGE_DECODE=0 and 1 and compare:
+// Reads PROMPT tokens (7168) of a text in batches of 512 and then STEPS (500) one by one, and prints the mean loss of
+// the latter, how many of them were foreseen, and the milliseconds of a step. Then edits the cache as programs do (a
+// shifted context, replaced tokens, drafts that are refused, two sequences, another state) and prints the loss after
+// each edit. Run it with SPARGE_DECODE=0 and 1 and compare:
 //
-//   g++ -O2 -std=c++17 -I$LLAMA/include -I$LLAMA/ggml/include bench/llama_answer.cc -L$BIN -Wl,-rpath,$BIN -lllama -lggml -lggml-base -o llama_answer
+// clang-format off
+//   g++ -O2 -std=c++17 -I$LLAMA/include -I$LLAMA/ggml/include bench/llama_answer.cc -o llama_answer
+//       -L$BIN -Wl,-rpath,$BIN -lllama -lggml -lggml-base
 //   SPARGE_DECODE=0 sparge llama -- ./llama_answer model.gguf text.txt
+// clang-format on
 #include <llama.h>
 
 #include <algorithm>
@@ -36,7 +40,8 @@ class Reader {
     tokens_.resize(text.size() + 8);
     const int count = llama_tokenize(vocab_, text.data(), static_cast<int>(text.size()), tokens_.data(),
                                      static_cast<int>(tokens_.size()), true, true);
-    if (count < room) Fail(path + " has " + std::to_string(count) + " tokens, and " + std::to_string(room) + " are needed");
+    if (count < room)
+      Fail(path + " has " + std::to_string(count) + " tokens, and " + std::to_string(room) + " are needed");
     llama_context_params params = llama_context_default_params();
     params.n_ctx = room;
     params.n_batch = params.n_ubatch = kBatch;
@@ -113,7 +118,8 @@ void Drafts(Reader& reader) {
   constexpr int kDrafted = 5, kTaken = 2, kTimes = 12;
   double loss = 0;
   for (int i = 0; i < kTimes; ++i) {
-    for (int j = 0; j < kDrafted; ++j) reader.Add(reader.token + j + (j < kTaken ? 0 : 50), reader.position + j, 0, true);
+    for (int j = 0; j < kDrafted; ++j)
+      reader.Add(reader.token + j + (j < kTaken ? 0 : 50), reader.position + j, 0, true);
     reader.Decode();
     for (int j = 0; j < kTaken; ++j) loss += reader.Loss(j, reader.token + j + 1);
     reader.position += kTaken;

@@ -46,6 +46,12 @@ class PlanDesc(c.Structure):
         ("grid", c.c_int64 * 3),
         ("text_tokens", c.c_int64),
         ("text_after", c.c_int32),
+        ("dense_tail", c.c_int64),
+        ("cache_tokens", c.c_int64),
+        ("least_effort", c.c_double),
+        *[(name, c.c_int64) for name in ("first_query", "all_queries", "first_key", "all_keys")],
+        ("decode", c.c_int32),
+        ("glance", c.c_int32),
     ]
 
 
@@ -73,7 +79,9 @@ class Stats(c.Structure):
         ("group_rows", c.c_int32),
         ("threads", c.c_int32),
         ("isa", c.c_char_p),
-        *[(f"{name}_ms", c.c_double) for name in ("total", *STAGES)],
+        *[(f"{name}_ms", c.c_double) for name in ("total", *STAGES, "calibrate")],
+        ("key_blocks", c.c_int64),
+        ("key_blocks_reused", c.c_int64),
     ]
 
 
@@ -93,6 +101,8 @@ class RunArgs(c.Structure):
         ("workspace_size", c.c_size_t),
         ("mass_out", c.c_void_p),
         ("pv_out", c.c_void_p),
+        ("cache", c.c_void_p),
+        ("cache_size", c.c_size_t),
     ]
 
 
@@ -111,8 +121,9 @@ class Library:
             getattr(self.dll, name).restype = c.c_char_p
         self.dll.sparge_context_isa.argtypes = [c.c_void_p]
         self.dll.sparge_context_destroy.argtypes = self.dll.sparge_plan_destroy.argtypes = [c.c_void_p]
-        self.dll.sparge_plan_workspace_size.argtypes = [c.c_void_p]
-        self.dll.sparge_plan_workspace_size.restype = c.c_size_t
+        for name in ("workspace", "cache"):
+            size = getattr(self.dll, f"sparge_plan_{name}_size")
+            size.argtypes, size.restype = [c.c_void_p], c.c_size_t
         self.dll.sparge_plan_create.argtypes = [c.c_void_p, c.c_void_p, c.c_void_p]
         self.dll.sparge_run.argtypes = self.dll.sparge_reference.argtypes = [c.c_void_p, c.c_void_p]
         self.version = self.dll.sparge_version().decode()

@@ -2,6 +2,7 @@
 """Does the named error hold? Heads of many structures, calibrations that are kept while the input changes.
 
   python3 bench/trust.py [--heads 24] [--tokens 4096] [--measure l1 --target 0.015]     # with the package installed
+  python3 bench/trust.py --only change --change 'mean 1'                                # one part of it
 
 Prints, per structure, how many heads of a first call are over the bound, by how much the worst, what was skipped, and of the
 heads that skip, how many are within the limit that the library names, how many it calls known, and how many of these are
@@ -200,6 +201,8 @@ def drifts() -> Iterator[tuple[str, int, Callable[[int], Callable[[np.random.Gen
 def follow(args: argparse.Namespace) -> None:
     print(f"\n{'change of input':<20} worst head of the calls after it, in bounds (sparsity)")
     for name, before, make in drifts():
+        if args.change not in name:
+            continue
         calibration = new_calibration(args)
         line = []
         for i in range(before + 8):
@@ -233,6 +236,8 @@ def main() -> int:
     parser.add_argument("--target", type=float, default=sparge._core.TARGET_L2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--captures", type=Path, metavar="FOLDER")
+    parser.add_argument("--only", choices=("first", "change", "cost"))
+    parser.add_argument("--change", default="", help="a part of the names of the changes that are tried")
     parser.add_argument("--calls", type=int, default=6, help="of which the cost is shown")
     args = parser.parse_args()
     what = args.captures or f"{args.tokens} tokens of {DIM}"
@@ -240,9 +245,9 @@ def main() -> int:
     if args.captures:
         recorded(args)
         return 0
-    first_calls(args)
-    follow(args)
-    costs(args)
+    for name, part in (("first", first_calls), ("change", follow), ("cost", costs)):
+        if args.only in (None, name):
+            part(args)
     return 0
 
 
