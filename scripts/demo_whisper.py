@@ -4,7 +4,6 @@
 Each runs in a process of its own: what is loaded stays."""
 
 import argparse
-import ctypes
 import importlib.util
 import json
 import os
@@ -20,18 +19,11 @@ ROUNDS = 5
 
 
 def load_backend(path):
-    """Before the first model is made. The wheel renames ggml's libraries and keeps their symbols to itself: they are opened to the backend."""
-    libraries = Path(importlib.util.find_spec("pywhispercpp").origin).parents[1] / "pywhispercpp.libs"
-    base = next(libraries.glob("libggml-base-*"))
-    ctypes.CDLL(str(base), mode=ctypes.RTLD_GLOBAL)
-    import _pywhispercpp  # noqa: F401  # brings the other libraries
-
-    others = [file for file in libraries.glob("libggml-*") if not file.name.startswith(("libggml-base", "libggml-cpu"))]
-    ggml = ctypes.CDLL(str(others[0]))
-    ggml.ggml_backend_load.restype = ctypes.c_void_p
-    ggml.ggml_backend_load.argtypes = [ctypes.c_char_p]
-    if not ggml.ggml_backend_load(os.fsencode(path)):
-        sys.exit(f"demo_whisper.py: {path} was not loaded")
+    """As `import sparge.ggml` does it, which needs no other part of the package."""
+    spec = importlib.util.spec_from_file_location("sparge_ggml", Path(__file__).parents[1] / "python" / "sparge" / "ggml.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.load(path)
 
 
 def samples(path):

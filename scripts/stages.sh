@@ -25,7 +25,7 @@ run_suite() {
 # What needs nothing but the sources: how C++ is laid out, and what is doubtful in shell scripts.
 check_sources() {
   local files
-  mapfile -t files < <(find src io cli ggml python/src include tests -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.c')
+  mapfile -t files < <(find src io cli ggml python/src include tests bench tools -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.c')
   clang-format --version
   clang-format --dry-run --Werror "${files[@]}" || { echo "please run: clang-format -i FILE (${#files[@]} files were checked)"; return 1; }
   passed=$((passed + 1))
@@ -40,11 +40,18 @@ check_tidy() {
   local files
   mkdir -p build/dev
   quietly build/dev/configure.log cmake --preset dev || return 1
-  mapfile -t files < <(grep -rL --include='*.cc' 'hwy/foreach_target.h' src | sort)
+  # Nor one file that only a build with CUDA can compile: it takes in what nvcc made.
+  mapfile -t files < <(grep -rL --include='*.cc' 'hwy/foreach_target.h' src | grep -v '^src/cuda/images.cc$' | sort)
   printf '%s\n' "${files[@]}" |
     xargs -P "$(nproc)" -n 1 clang-tidy -p build/dev --quiet --warnings-as-errors='*' 2>build/dev/tidy.log ||
     { tail -n 20 build/dev/tidy.log; return 1; }
   echo "${#files[@]} files are clean"
+  passed=$((passed + 1))
+}
+
+# The documents as a site: links that lead nowhere, and what no page of reference has, are errors.
+build_docs() {
+  scripts/docs.sh || return 1
   passed=$((passed + 1))
 }
 
@@ -113,6 +120,18 @@ counted_suite() {
 # The library as an archive: what other stages compiled, linked the other way, and a program that uses it.
 static_suite() {
   build_suite static "${ci_settings[@]}" -- all && counted_tests static static
+}
+
+# CUDA without a GPU. Machine code and PTX of all architectures are made, PTX is run by the interpreter. A machine without
+# nvcc leaves it out; one that has the toolkit's folder and no nvcc in it is broken.
+cuda_suite() {
+  if ! PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null; then
+    [[ ! -d /usr/local/cuda ]] || { echo "/usr/local/cuda is there, but no nvcc"; return 1; }
+    echo "no nvcc: the device for NVIDIA GPUs is neither built nor tested"
+    skipped=$((skipped + 1))
+    return 0
+  fi
+  build_suite cuda "${ci_settings[@]}" -- cuda_tests && counted_tests cuda cuda
 }
 
 # With everything that is built for this machine, so that later stages find it ready: what they share is compiled once.
@@ -197,12 +216,15 @@ run_all_stages() {
   stage build work 'build with g++, warnings are errors' test_environment llama -- build_all
   stage asan work 'suite, address and undefined sanitizers' test_environment -- counted_suite asan asan
   stage suite work 'full suite' build packages -- counted_tests test test
-  stage python work 'Python package with PyTorch and its friends' build full_environment -- python_suite
+  stage wheels work 'wheels for every Python, in clean environments' build -- wheel_suite
+  stage python work 'Python package with PyTorch and its friends' wheels full_environment -- python_suite
   stage ggml work "ggml backend, and ggml's own tests" build old_ggml whisper -- ggml_suite
   stage neon work 'suite, 64-bit ARM under an emulator' arm64 packages test_environment -- counted_suite neon neon
   stage tsan work 'suite, thread sanitizer' test_environment -- counted_suite tsan tsan
+  stage docs work 'documents as a site' packages -- build_docs
   stage instructions work 'instruction counts' build packages -- count_instructions
   stage static work 'static library' build -- static_suite
+  stage cuda work 'CUDA: PTX by interpreter, gates' build -- cuda_suite
   stage clang work 'build with clang++, warnings are errors, kernels' packages test_environment -- counted_suite clang clang
   stage tidy work 'clang-tidy on the library' packages -- check_tidy
   stage fuzz work 'fuzzing of the file parsers' packages -- run_fuzzers
