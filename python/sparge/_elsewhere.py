@@ -49,17 +49,17 @@ def counted(layers: Iterable[Layer]) -> str:
 def why_unused(layers: Iterable[Layer]) -> str | None:
     """Why these layers did nothing that PyTorch would not have done, or None if some did, or nothing was asked for."""
     layers = list(layers)
+    elsewhere = counted(layers)
     calls = sum(layer.totals.calls for layer in layers)
     if calls == 0:
-        reasons = counted(layers)
-        return f"PyTorch computed all attention. {reasons}" if reasons else None
-    layers = [layer for layer in layers if layer.totals.calls]
-    if any(layer.totals.dense_calls < layer.totals.calls or not layer.may_skip for layer in layers):
+        return f"PyTorch computed all attention. {elsewhere}" if elsewhere else None
+    called = [layer for layer in layers if layer.totals.calls]
+    if any(layer.totals.dense_calls < layer.totals.calls or not layer.may_skip for layer in called):
         return None
-    least = min(layer.settings.min_keys for layer in layers)
+    least = min(layer.settings.min_keys for layer in called)
     return (
         f"nothing was skipped: of {calls} call{'' if calls == 1 else 's'} none had more than {_core.FEW_QUERIES} queries "
-        f"and at least {least} keys (min_keys={least})"
+        f"and at least {least} keys (min_keys={least})" + (f"; PyTorch computed {elsewhere}" if elsewhere else "")
     )
 
 

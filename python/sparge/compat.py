@@ -29,6 +29,7 @@ __all__ = [
 
 Threshold = Union[float, torch.Tensor]
 Layout = Literal["HND", "NHD"]
+_KERNEL_OPTIONS = {"pv_accum_dtype", "qk_quant_gran", "quantization_backend", "smooth_k", "smooth_v"}
 
 
 def _number(threshold: Threshold, factor: float = 1.0) -> Any:
@@ -49,6 +50,7 @@ def _attend(
     tensor_layout: Layout,
     output_dtype: torch.dtype | None,
     return_sparsity: bool,
+    return_lse: bool,
     **selection: Any,
 ) -> Any:
     if dropout_p > 0:
@@ -59,10 +61,12 @@ def _attend(
     if selection["select"] in ("cdf", "topk"):
         options.update(predictor="paper", keep_sink=attention_sink)
     options["pv_skip"] = _number(pvthreshd, math.log(2))  # theirs counts powers of two
-    out, stats = attention(q, k, v, return_stats=True, **options)
+    out, *more, stats = attention(q, k, v, return_stats=True, return_lse=return_lse and not return_sparsity, **options)
     if output_dtype is not None:
         out = out.to(output_dtype)
-    return (out, stats.sparsity) if return_sparsity else out
+    if return_sparsity:  # which hides the other there, too
+        return out, stats.sparsity
+    return (out, *more) if return_lse else out
 
 
 def spas_sage2_attn_meansim_topk_cuda(
@@ -76,12 +80,13 @@ def spas_sage2_attn_meansim_topk_cuda(
     smooth_k: bool = True,
     simthreshd1: Threshold = -0.1,
     cdfthreshd: Threshold | None = None,
-    topk: Threshold | None = 0.5,
+    topk: Threshold | None = 0.35,
     pvthreshd: Threshold = 50,
     attention_sink: bool = False,
     tensor_layout: Layout = "HND",
     output_dtype: torch.dtype | None = None,
     return_sparsity: bool = False,
+    return_lse: bool = False,
 ) -> Any:
     """Keeps the share `topk` of the tiles; or, with `cdfthreshd` and topk=None, that share of the predicted attention."""
     if (topk is None) == (cdfthreshd is None):
@@ -89,7 +94,7 @@ def spas_sage2_attn_meansim_topk_cuda(
     selection = {"select": "cdf", "tau": _number(cdfthreshd)} if topk is None else {"select": "topk", "topk": _number(topk)}  # type: ignore[arg-type]
     return _attend(
         q, k, v, dropout_p, is_causal, scale, pvthreshd, attention_sink, tensor_layout, output_dtype, return_sparsity,
-        theta=_number(simthreshd1), mask=attn_mask, **selection,
+        return_lse, theta=_number(simthreshd1), mask=attn_mask, **selection,
     )  # fmt: skip
 
 
@@ -109,11 +114,12 @@ def spas_sage2_attn_meansim_cuda(
     tensor_layout: Layout = "HND",
     output_dtype: torch.dtype | None = None,
     return_sparsity: bool = False,
+    return_lse: bool = False,
 ) -> Any:
     """Keeps the tiles that hold the share `cdfthreshd` of the predicted attention."""
     return spas_sage2_attn_meansim_topk_cuda(
         q, k, v, attn_mask, dropout_p, is_causal, scale, smooth_k, simthreshd1, cdfthreshd, None, pvthreshd, attention_sink,
-        tensor_layout, output_dtype, return_sparsity,
+        tensor_layout, output_dtype, return_sparsity, return_lse,
     )  # fmt: skip
 
 
@@ -135,6 +141,7 @@ def block_sparse_sage2_attn_cuda(
     tensor_layout: Layout = "HND",
     output_dtype: torch.dtype | None = None,
     return_sparsity: bool = False,
+    return_lse: bool = False,
 ) -> Any:
     """Computes the tiles of 128 queries x 64 keys whose entry in mask_id (batch, heads, tiles, tiles) is not 0; None: all."""
     if attention_sink and mask_id is not None:
@@ -142,7 +149,8 @@ def block_sparse_sage2_attn_cuda(
         mask_id[..., 0] = 1
     chosen = {"select": "all"} if mask_id is None else {"select": "map", "map": (mask_id != 0).contiguous()}
     return _attend(
-        q, k, v, dropout_p, False, scale, pvthreshd, attention_sink, tensor_layout, output_dtype, return_sparsity, **chosen
+        q, k, v, dropout_p, False, scale, pvthreshd, attention_sink, tensor_layout, output_dtype, return_sparsity, return_lse,
+        **chosen,
     )
 
 
@@ -155,8 +163,12 @@ def sageattn(
     sm_scale: float | None = None,
     return_lse: bool = False,
     attn_mask: torch.Tensor | None = None,
+    **kernel: Any,
 ) -> Any:
-    """Every tile, in 8-bit integers; with the log of the sum of exponentials (batch, heads, queries) if asked for."""
+    """Every tile, in 8-bit integers; with the log of the sum of exponentials (batch, heads, queries) if asked for.
+    kernel: options of the kernels there, which change nothing here."""
+    for name in kernel.keys() - _KERNEL_OPTIONS:
+        raise TypeError(f"sageattn has no argument {name}={kernel[name]!r}")
     causal: dict[str, Any] = {"causal": True, "query_offset": 0} if is_causal else {}
     return attention(
         q, k, v, layout=tensor_layout, scale=sm_scale, mask=attn_mask, select="all", pv_skip="off", precision="int8",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -136,6 +136,26 @@ def attend(
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def obstacle_of(tensors: Mapping[str, torch.Tensor | None], any_type: bool = False) -> Obstacle | None:
+    """Why the library cannot take one of these, by name; or None."""
+    gradients = torch.is_grad_enabled()
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if not tensor.is_cpu and tensor.device.type != "meta":
+            return Obstacle("device", f"{name} is on {tensor.device}, not on the CPU")
+        if gradients and tensor.requires_grad:
+            return Obstacle("gradients", f"{name} requires a gradient")
+        if tensor.is_nested:
+            return Obstacle("nested tensor", f"{name} is a nested tensor")
+        if type(tensor).__name__ == "DTensor":  # which needs to be told how an operator is sharded
+            return Obstacle("DTensor", f"{name} is a DTensor")
+    for name, tensor in tensors.items():
+        if tensor is not None and not any_type and tensor.dtype not in DTYPES:
+            return Obstacle("dtype", f"{name}: dtype {tensor.dtype} is none of float32, float16, bfloat16")
+    return None
+
+
 def _obstacle(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -150,21 +170,9 @@ def _obstacle(
         return Obstacle("dropout", f"dropout_p={dropout_p} is above 0")
     if scale == 0:
         return Obstacle("scale", "scale=0 is no scale")  # to the operator, 0 is the default
-    gradients = torch.is_grad_enabled()
-    for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
-        if tensor is None:
-            continue
-        if not tensor.is_cpu and tensor.device.type != "meta":
-            return Obstacle("device", f"{name} is on {tensor.device}, not on the CPU")
-        if gradients and tensor.requires_grad:
-            return Obstacle("gradients", f"{name} requires a gradient")
-        if tensor.is_nested:
-            return Obstacle("nested tensor", f"{name} is a nested tensor")
-        if type(tensor).__name__ == "DTensor":  # which needs to be told how an operator is sharded
-            return Obstacle("DTensor", f"{name} is a DTensor")
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dtype not in DTYPES:
-            return Obstacle("dtype", f"{name}: dtype {tensor.dtype} is none of float32, float16, bfloat16")
+    found = obstacle_of({"query": query, "key": key, "value": value}) or obstacle_of({"attn_mask": attn_mask}, any_type=True)
+    if found is not None:
+        return found
     wrong = _wrong_shapes(query, key, value, enable_gqa)
     if wrong is not None:
         return Obstacle("shape", wrong)

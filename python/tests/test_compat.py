@@ -62,6 +62,27 @@ def test_topk_and_cdf_are_those_of_the_paper():
     assert off(per_head[:, 2:], dense(q, k, v)[:, 2:]) < INT8
 
 
+def test_log_sum_exp_as_there():
+    q, k, v = qkv()
+    out, lse = compat.sageattn(q, k, v, return_lse=True)
+    blocks = torch.ones(2, 4, 8, 16, dtype=torch.int8)
+    for function, options in (
+        (compat.spas_sage2_attn_meansim_topk_cuda, dict(topk=1.0)),
+        (compat.spas_sage2_attn_meansim_cuda, dict(cdfthreshd=1.0)),
+        (compat.block_sparse_sage2_attn_cuda, dict(mask_id=blocks)),
+    ):
+        ours = function(q, k, v, return_lse=True, **options)
+        assert (ours[0] - out).abs().max() < 0.01 and (ours[1] - lse).abs().max() < 1e-5
+        assert isinstance(function(q, k, v, return_lse=True, return_sparsity=True, **options)[1], float), "sparsity comes first"
+
+
+def test_options_of_kernels_change_nothing():
+    q, k, v = qkv()
+    assert torch.equal(compat.sageattn(q, k, v, smooth_k=False, pv_accum_dtype="fp32"), compat.sageattn(q, k, v))
+    with pytest.raises(TypeError, match="no argument smooth_q=True"):
+        compat.sageattn(q, k, v, smooth_q=True)
+
+
 def test_block_sparse():
     q, k, v = qkv()
     blocks = torch.zeros(2, 4, 8, 16, dtype=torch.int8)
@@ -81,7 +102,7 @@ def test_types_and_refusals():
     assert compat.spas_sage2_attn_meansim_topk_cuda(q, k, v, output_dtype=torch.float16).dtype == torch.float16
     with pytest.raises(NotImplementedError, match="dropout_p=0.5"):
         compat.spas_sage2_attn_meansim_cuda(q, k, v, dropout_p=0.5)
-    with pytest.raises(ValueError, match="topk=0.5, cdfthreshd=0.9"):
+    with pytest.raises(ValueError, match="topk=0.35, cdfthreshd=0.9"):
         compat.spas_sage2_attn_meansim_topk_cuda(q, k, v, cdfthreshd=0.9)
     mask = torch.ones(1000, 1000, dtype=torch.bool).tril()
     masked = compat.spas_sage2_attn_meansim_topk_cuda(q, k, v, attn_mask=mask, topk=1.0)

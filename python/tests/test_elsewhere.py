@@ -73,6 +73,14 @@ def test_short_calls_are_named():
         F.scaled_dot_product_attention(tokens(100), tokens(100), tokens(100))
 
 
+def test_short_calls_and_others_are_named_together():
+    short, elsewhere = Layer("a"), Layer("b")
+    elsewhere.pass_by(sparge.torch._obstacle(*[tokens(4, torch.float64)] * 3, None, 0.0, None, False))
+    sparge.torch.attend(*[tokens(100)] * 3, causal=True, layer=short)
+    reason = why_unused([short, elsewhere])
+    assert "of 1 call none had more" in reason and "PyTorch computed 1 call: dtype" in reason
+
+
 def test_nothing_is_said_where_all_is_well():
     net = model()
 
@@ -135,6 +143,28 @@ def test_transformers():
     theirs.set_attn_implementation("sdpa")
     with torch.inference_mode():
         assert (theirs(ids).logits - out).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("trained", ["q_proj", "k_proj", "v_proj"])
+def test_transformers_keeps_every_gradient(trained):
+    """As adapters of one projection need it."""
+    transformers = pytest.importorskip("transformers")
+    import sparge.integrations.transformers  # noqa: F401
+
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=256
+    )
+    net = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sparge").eval().requires_grad_(False)
+    weight = getattr(net.model.layers[0].self_attn, trained).weight.requires_grad_()
+    wanted = []
+    for implementation in ("sparge", "sdpa"):
+        net.set_attn_implementation(implementation)
+        weight.grad = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", sparge.LayerWarning)
+            net(torch.arange(1, 60)[None]).logits.square().mean().backward()
+        wanted.append(weight.grad)
+    assert wanted[1].abs().max() > 0 and torch.allclose(*wanted, rtol=1e-4, atol=1e-8)
 
 
 # ------------------------------------------------------------------ names and texts

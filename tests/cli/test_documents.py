@@ -78,10 +78,12 @@ class Shell(Case):
         stand_in = self.path("stand_in.py")
         stand_in.write_text(STAND_IN)
         call = f'"{sys.executable}" "{stand_in}" "{ROOT}"'
+        backend = self.path("libggml-sparge.so")  # `sparge llama` hands it on to stand-ins; not every build has the real one
+        backend.touch()
         for name in STAND_INS:
             executable(self.bin / name, f'#!/bin/sh\nexec {call} {name} "$@"\n')
         executable(self.bin / "python3", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-        executable(self.bin / "sparge", f'#!/bin/sh\ncase "$*" in *--once*) ;; bench*) set -- "$@" --rounds 1 ;; esac\nexec "{Config.sparge}" "$@"\n')
+        executable(self.bin / "sparge", f'#!/bin/sh\ncase "$*" in *--once*) ;; bench*) set -- "$@" --rounds 1 ;; llama*) shift; set -- llama --backend "{backend}" "$@" ;; esac\nexec "{Config.sparge}" "$@"\n')
         executable(self.bin / "python", f'#!/bin/sh\n[ "$2" = sparge.eval ] || exit 3\nshift 2\nexec {call} eval "$@"\n')
         executable(self.bin / "valgrind", '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
 

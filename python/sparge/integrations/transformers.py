@@ -197,7 +197,7 @@ def _layer_of(module: torch.nn.Module) -> Layer:
     return layer
 
 
-def _obstacle(query: torch.Tensor, dropout: float, position_bias: Any, cache: Any) -> Obstacle | None:
+def _obstacle(tensors: dict[str, torch.Tensor], dropout: float, position_bias: Any, cache: Any) -> Obstacle | None:
     """Why the original has to do it."""
     if dropout > 0:
         return Obstacle("dropout", f"dropout={dropout}")
@@ -205,13 +205,7 @@ def _obstacle(query: torch.Tensor, dropout: float, position_bias: Any, cache: An
         return Obstacle("position bias", "position_bias")
     if cache is not None:
         return Obstacle("paged cache", "a paged cache")
-    if query.requires_grad and torch.is_grad_enabled():
-        return Obstacle("gradients", "gradients")
-    if type(query).__name__ == "DTensor":
-        return Obstacle("DTensor", "DTensor")
-    if query.dtype not in sparge_torch.DTYPES:
-        return Obstacle("dtype", f"dtype {query.dtype}")
-    return Obstacle("device", f"device {query.device}") if query.device.type not in ("cpu", "meta") else None
+    return sparge_torch.obstacle_of(tensors)
 
 
 _warned: set[str] = set()  # reasons
@@ -243,7 +237,7 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention interface of transformers: query, key, value (batch, heads, tokens, dim)."""
-    obstacle = _obstacle(query, dropout, position_bias, cache)
+    obstacle = _obstacle({"query": query, "key": key, "value": value}, dropout, position_bias, cache)
     if obstacle is not None:
         if softcap is not None or s_aux is not None:
             raise NotImplementedError(f"sparge: {obstacle.text} together with softcap or sinks; use attn_implementation='eager'")
