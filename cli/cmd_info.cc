@@ -1,4 +1,4 @@
-// cmd_info.cc - `sparge info`: version, block sizes, defaults, instruction sets and threads of this machine.
+// cmd_info.cc - `sparge info`: version, block sizes, defaults, instruction sets, threads and GPUs of this machine.
 #include <memory>
 #include <vector>
 
@@ -22,11 +22,29 @@ struct Info {
   std::string isa_in_use;
   int32_t threads = 0;
   std::vector<sparge_isa> isas;
+  std::vector<std::string> gpus;  // what each is, by number
+  std::string no_further_gpu;     // why the next one cannot be taken
 };
+
+// The GPUs that a context can be made on.
+void CollectGpus(Info& info) {
+  for (;;) {
+    const std::string device = "cuda:" + std::to_string(info.gpus.size());
+    ContextDesc desc;
+    desc.device = device.c_str();
+    try {
+      info.gpus.emplace_back(Context(desc).isa());
+    } catch (const Error& error) {
+      info.no_further_gpu = error.what();
+      return;
+    }
+  }
+}
 
 Info Collect(int32_t threads) {
   const Context context(threads);
-  Info info{CpuName(), context.isa(), context.threads(), {}};
+  Info info{CpuName(), context.isa(), context.threads(), {}, {}, {}};
+  CollectGpus(info);
   for (int32_t i = 0; i < sparge_isa_count(); ++i) {
     sparge_isa isa;
     sparge_isa_init(&isa);
@@ -69,7 +87,9 @@ std::string JsonText(const Info& info) {
                {"max_head_dim", SPARGE_MAX_HEAD_DIM},
                {"cpu", info.cpu},
                {"threads", info.threads},
-               {"isa", info.isa_in_use}};
+               {"isa", info.isa_in_use},
+               {"gpus", info.gpus}};
+  if (info.gpus.empty()) json["no_gpu"] = info.no_further_gpu;
   json["defaults"] = Defaults();
   json["isas"] = Json::array();
   for (const sparge_isa& isa : info.isas) {
@@ -88,6 +108,8 @@ std::string Text(const Info& info) {
   text += Format("head size   1 to %d\n", SPARGE_MAX_HEAD_DIM);
   text += "cpu         " + info.cpu + "\n";
   text += Format("threads     %d\n", info.threads);
+  for (size_t i = 0; i < info.gpus.size(); ++i) text += "cuda:" + std::to_string(i) + "      " + info.gpus[i] + "\n";
+  if (info.gpus.empty()) text += "gpu         none: " + info.no_further_gpu + "\n";
   const Bounds bounds = BoundsOf(LayerDesc());
   text += Format("error       default per head: relative %s %g, %g with skipped products; rounding (l1) %g\n\n",
                  sparge_measure_name(bounds.measure), bounds.target, bounds.pv, LayerDesc().round_l1);

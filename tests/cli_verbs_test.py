@@ -303,6 +303,7 @@ class Verbs(Folder):
         info = json.loads(self.good("info", "--json").stdout)
         self.assertEqual((info["block_q"], info["block_k"]), (128, 64))
         self.assertEqual([x["name"] for x in info["isas"] if x["in_use"]], [info["isa"]])
+        self.assertTrue(info["gpus"] or "CUDA" in info["no_gpu"])
         self.capture("captures/a.safetensors")
         table = self.good("demo", "--data", self.path("captures")).stdout
         self.assertIn("a title", table)
