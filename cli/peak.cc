@@ -55,6 +55,22 @@ struct StepInt16 {
   }
 };
 using StepInt8 = StepInt16;  // smull + sadalp do as many products per instruction
+struct StepSdot {
+  static constexpr char kText[] = "sdot";
+  static constexpr int kProductsPerLane = 4;
+  static HWY_INLINE void Step(Vector& acc, const Vector& a, const Vector& b) {
+    asm volatile(".arch armv8.2-a+crypto+dotprod\n\tsdot %0.4s, %1.16b, %2.16b"
+                 : "+w"(acc.raw)
+                 : "w"(a.raw), "w"(b.raw));
+  }
+};
+struct StepUsdot {
+  static constexpr char kText[] = "usdot";
+  static constexpr int kProductsPerLane = 4;
+  static HWY_INLINE void Step(Vector& acc, const Vector& a, const Vector& b) {
+    asm volatile(".arch armv8.2-a+crypto+i8mm\n\tusdot %0.4s, %1.16b, %2.16b" : "+w"(acc.raw) : "w"(a.raw), "w"(b.raw));
+  }
+};
 #else
 struct StepFp32 {
   static constexpr char kText[] = "vfmadd231ps";
@@ -63,21 +79,31 @@ struct StepFp32 {
     asm volatile("vfmadd231ps %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
   }
 };
-#if HWY_TARGET == HWY_AVX3_DL
-struct StepInt16 {
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX2
+#undef SPARGE_VEX
+#if HWY_TARGET == HWY_AVX2
+#define SPARGE_VEX "%{vex%} "  // as processors without AVX-512 know it
+#else
+#define SPARGE_VEX ""
+#endif
+struct StepInt16Vnni {
   static constexpr char kText[] = "vpdpwssd";
   static constexpr int kProductsPerLane = 2;
   static HWY_INLINE void Step(Vector& acc, const Vector& a, const Vector& b) {
-    asm volatile("vpdpwssd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
+    asm volatile(SPARGE_VEX "vpdpwssd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
   }
 };
-struct StepInt8 {
+struct StepInt8Vnni {
   static constexpr char kText[] = "vpdpbusd";
   static constexpr int kProductsPerLane = 4;
   static HWY_INLINE void Step(Vector& acc, const Vector& a, const Vector& b) {
-    asm volatile("vpdpbusd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
+    asm volatile(SPARGE_VEX "vpdpbusd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
   }
 };
+#endif
+#if HWY_TARGET == HWY_AVX3_DL
+using StepInt16 = StepInt16Vnni;
+using StepInt8 = StepInt8Vnni;
 #else
 struct StepInt16 {
   static constexpr char kText[] = "vpmaddwd + vpaddd";
@@ -127,6 +153,12 @@ template <class S>
 inline constexpr PeakLoop kLoop{&Run<S>, 2.0 * kChains * sizeof(Vector) / sizeof(int32_t) * S::kProductsPerLane,
                                 S::kText};
 inline constexpr PeakLoop kPeakLoops[3] = {kLoop<StepFp32>, kLoop<StepInt16>, kLoop<StepInt8>};
+#if HWY_TARGET == HWY_AVX2
+inline constexpr PeakLoop kVnniPeakLoops[3] = {kLoop<StepFp32>, kLoop<StepInt16Vnni>, kLoop<StepInt8Vnni>};
+#elif HWY_TARGET == HWY_NEON
+inline constexpr PeakLoop kDotprodPeakLoops[3] = {kLoop<StepFp32>, kLoop<StepInt16>, kLoop<StepSdot>};
+inline constexpr PeakLoop kI8mmPeakLoops[3] = {kLoop<StepFp32>, kLoop<StepInt16>, kLoop<StepUsdot>};
+#endif
 
 #else
 inline constexpr PeakLoop kPeakLoops[3] = {};
@@ -156,9 +188,12 @@ PeakLoop LoopFor(const std::string& isa, sparge_precision precision) {
   if (isa == "avx512") return N_AVX3::kPeakLoops[precision];
 #endif
 #if HWY_TARGETS & HWY_AVX2
+  if (isa == "avxvnni") return N_AVX2::kVnniPeakLoops[precision];
   if (isa == "avx2") return N_AVX2::kPeakLoops[precision];
 #endif
 #if HWY_TARGETS & HWY_NEON
+  if (isa == "neon_i8mm") return N_NEON::kI8mmPeakLoops[precision];
+  if (isa == "neon_dotprod") return N_NEON::kDotprodPeakLoops[precision];
   if (isa == "neon") return N_NEON::kPeakLoops[precision];
 #endif
   return {};

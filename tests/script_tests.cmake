@@ -6,6 +6,12 @@ add_test(NAME instructions_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LI
 if(NOT CMAKE_CROSSCOMPILING AND NOT SPARGE_SANITIZE)  # Python alone
   add_test(NAME prompt_test COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/prompt_test.py)
 endif()
+# Only where all instruction sets are compiled in, by GNU's disassembler, whose lines it reads.
+find_program(SPARGE_OBJDUMP NAMES ${CMAKE_CXX_LIBRARY_ARCHITECTURE}-objdump ${CMAKE_LIBRARY_ARCHITECTURE}-objdump objdump)
+if(SPARGE_OBJDUMP AND NOT SPARGE_SANITIZE)
+  add_test(NAME encodings_test
+    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/encodings_test.py ${SPARGE_OBJDUMP} $<TARGET_FILE:sparge>)
+endif()
 
 if(TARGET sparge_cli)
   set(program $<TARGET_FILE:sparge_cli>)

@@ -101,7 +101,7 @@ SPARGE_API int32_t sparge_context_threads(const sparge_context* context);
 
 typedef struct sparge_isa {
   size_t struct_size;
-  const char* name;    /* "baseline", "avx2", "avx512", "avx512vnni", "neon" */
+  const char* name;    /* "baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "neon", "neon_dotprod", "neon_i8mm" */
   int32_t runnable;    /* 1 if this machine has it */
   int32_t group_rows;  /* query rows that the PV skip decides for together */
   const char* int8_qk; /* the int8 arithmetic in words */

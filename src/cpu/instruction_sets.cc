@@ -8,6 +8,9 @@
 #include <hwy/detect_targets.h>
 #if HWY_ARCH_X86
 #include <cpuid.h>
+#elif defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include <cstdlib>
@@ -24,6 +27,12 @@ namespace {
 bool HasHalfFloats() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+// Nor for this.
+[[maybe_unused]] bool HasAvxVnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 4)) != 0;
 }
 #endif
 
@@ -57,6 +66,33 @@ constexpr InstructionSet Highway(const char* name) {
   return {name, &Runnable<kTarget>, &Ops<kTarget>};
 }
 
+// A target's operations, and other kernels.
+template <int64_t kTarget, const KernelOps* (*kKernels)()>
+CpuOps OpsWith() {
+  CpuOps ops = Ops<kTarget>();
+  ops.kernel = kKernels();
+  return ops;
+}
+#if HWY_TARGETS & HWY_AVX2 && !defined(SPARGE_FEW_TARGETS)
+bool AvxVnniRunnable() { return Runnable<HWY_AVX2>() && HasAvxVnni(); }
+#endif
+#if HWY_TARGETS & HWY_NEON
+bool DotprodRunnable() {
+#if defined(HWCAP_ASIMDDP)
+  return Runnable<HWY_NEON>() && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return false;
+#endif
+}
+bool I8mmRunnable() {
+#if defined(HWCAP2_I8MM)
+  return DotprodRunnable() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 // Best first.
 constexpr InstructionSet kTable[] = {
 #if HWY_TARGETS & HWY_AVX3_DL
@@ -66,9 +102,14 @@ constexpr InstructionSet kTable[] = {
     Highway<HWY_AVX3>("avx512"),
 #endif
 #if HWY_TARGETS & HWY_AVX2
+#ifndef SPARGE_FEW_TARGETS
+    {"avxvnni", &AvxVnniRunnable, &OpsWith<HWY_AVX2, &AvxVnniOps>},
+#endif
     Highway<HWY_AVX2>("avx2"),
 #endif
 #if HWY_TARGETS & HWY_NEON
+    {"neon_i8mm", &I8mmRunnable, &OpsWith<HWY_NEON, &NeonI8mmOps>},
+    {"neon_dotprod", &DotprodRunnable, &OpsWith<HWY_NEON, &NeonDotprodOps>},
     Highway<HWY_NEON>("neon"),
 #endif
 #if HWY_TARGETS & HWY_EMU128

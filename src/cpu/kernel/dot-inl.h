@@ -35,8 +35,19 @@ struct DotF32 {
 
 // int16: a pair of products per lane into int32. |a|_2 |b|_2 < 2^31 (QK, by norm_max) or 64 p_max v_max < 2^31 (PV), so
 // the total fits; sums on the way may wrap, which is harmless.
-#if HWY_TARGET == HWY_AVX3_DL
-struct DotI16 {
+#undef SPARGE_VNNI
+#undef SPARGE_VEX
+#define SPARGE_VNNI (HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX2)
+// VNNI on AVX2 is a row of its own among the instruction sets, and has the encoding that processors without AVX-512
+// know.
+#if HWY_TARGET == HWY_AVX2
+#define SPARGE_VEX "%{vex%} "
+#else
+#define SPARGE_VEX ""
+#endif
+#if SPARGE_VNNI
+// Assembly, because Highway 1.0.3 does not switch the VNNI intrinsics on for these targets (our table checks the CPU).
+struct DotI16Vnni {
   using Acc = VI;
   using A = VI;
   using B = VI;
@@ -44,11 +55,14 @@ struct DotI16 {
   static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
   static HWY_INLINE Acc Start() { return hn::Zero(I32()); }
   static HWY_INLINE void Step(Acc& acc, A a, B b) {
-    // Assembly, because Highway 1.0.3 does not switch the VNNI intrinsics on for this target (it does check the CPU).
-    asm("vpdpwssd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
+    asm(SPARGE_VEX "vpdpwssd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
   }
   static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
 };
+#endif
+
+#if HWY_TARGET == HWY_AVX3_DL
+using DotI16 = DotI16Vnni;
 #elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 struct DotI16 {
   using Acc = VI;
@@ -89,22 +103,21 @@ struct DotI16 {
 // limits the grid but the bytes: 576 * 255 * 127 < 2^31.
 inline constexpr QuantGrid kGridI8Wide{
     .q_max = 127, .q_offset = 128, .k_max = 127, .p_max = 255, .v_max = 127, .fine_max = 127, .rotate = true};
-#if HWY_TARGET == HWY_AVX3_DL
-inline constexpr char kInt8Text[] = "u8 x s8 quads by vpdpbusd into int32; q 8 bits";
-// vpdpbusd sums four products exactly in int32: 576 * 255 * 127 < 2^31.
-struct DotI8 {
-  using Acc = VI;
-  using A = VI;
-  using B = VI;
-  static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
-  static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
+#if SPARGE_VNNI
+inline constexpr char kInt8VnniText[] = "u8 x s8 quads by vpdpbusd into int32; q 8 bits";
+// vpdpbusd sums four products exactly in int32.
+struct DotI8Vnni : DotI16Vnni {
   static HWY_INLINE Acc Start() { return hn::Zero(I32()); }
   static HWY_INLINE Acc Start(VI start) { return start; }
   static HWY_INLINE void Step(Acc& acc, A a, B b) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
+    asm(SPARGE_VEX "vpdpbusd %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
   }
-  static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
 };
+#endif
+
+#if HWY_TARGET == HWY_AVX3_DL
+inline constexpr const char* kInt8Text = kInt8VnniText;
+using DotI8 = DotI8Vnni;
 inline constexpr QuantGrid kGridI8 = kGridI8Wide;
 
 #elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
@@ -205,6 +218,37 @@ struct DotI8 {
   static HWY_INLINE VF Total(const Acc& acc) { return DotI16::Total(acc); }
 };
 inline constexpr QuantGrid kGridI8 = kGridI8Wide;
+#endif
+
+#if HWY_TARGET == HWY_NEON
+// Processors since about 2018 multiply quads of bytes, later ones also unsigned by signed. Assembly, because the
+// intrinsics want the whole file to be compiled for these processors. The assembler has to be told, for the rest of the
+// function: compilers say at each function what it may have.
+struct DotI8Quads {
+  using Acc = VI;
+  using A = VI;
+  using B = VI;
+  static HWY_INLINE A PrepareA(VI lanes) { return lanes; }
+  static HWY_INLINE B PrepareB(VI lanes) { return lanes; }
+  static HWY_INLINE Acc Start() { return hn::Zero(I32()); }
+  static HWY_INLINE Acc Start(VI start) { return start; }
+  static HWY_INLINE VF Total(Acc acc) { return hn::ConvertTo(F32(), acc); }
+};
+inline constexpr char kInt8SdotText[] = "s8 x s8 quads by sdot into int32; q 8 bits";
+struct DotI8Sdot : DotI8Quads {
+  static HWY_INLINE void Step(Acc& acc, A a, B b) {
+    asm(".arch armv8.2-a+crypto+dotprod\n\tsdot %0.4s, %1.16b, %2.16b" : "+w"(acc.raw) : "w"(a.raw), "w"(b.raw));
+  }
+};
+// Signed times signed: queries need no offset, and probabilities have the 7 bits that are left.
+inline constexpr QuantGrid kGridI8Sdot{
+    .q_max = 127, .k_max = 127, .p_max = 127, .v_max = 127, .fine_max = 127, .rotate = true};
+inline constexpr char kInt8UsdotText[] = "u8 x s8 quads by usdot into int32; q 8 bits";
+struct DotI8Usdot : DotI8Quads {
+  static HWY_INLINE void Step(Acc& acc, A a, B b) {
+    asm(".arch armv8.2-a+crypto+i8mm\n\tusdot %0.4s, %1.16b, %2.16b" : "+w"(acc.raw) : "w"(a.raw), "w"(b.raw));
+  }
+};
 #endif
 
 }  // namespace HWY_NAMESPACE

@@ -175,6 +175,11 @@ struct KernelOps {
 };
 // Of one of Highway's targets; NULL if that was not compiled in.
 const KernelOps* KernelOpsOf(int64_t target);
+// The same kernels with the dot products that some processors have beyond a target: of AVX2, and of NEON. Where that
+// target is compiled in.
+const KernelOps* AvxVnniOps();
+const KernelOps* NeonDotprodOps();
+const KernelOps* NeonI8mmOps();
 
 }  // namespace sparge::impl
 #endif  // SPARGE_SRC_CPU_KERNEL_KERNEL_H_

@@ -53,15 +53,25 @@ void Finish(const FinishArgs& args) {
   }
 }
 
-inline constexpr KernelOps kKernelOps{kInt8Text,
-                                      kGroup,
-                                      kPassRows,
-                                      kPanelLanes,
-                                      {PrecisionF32::kGrid, PrecisionI16::kGrid, PrecisionI8::kGrid},
-                                      {&Attend<PrecisionF32>, &Attend<PrecisionI16>, &Attend<PrecisionI8>},
-                                      &Attend<PrecisionDirect>,
-                                      {&Masses<PrecisionF32>, &Masses<PrecisionI16>, &Masses<PrecisionI8>},
-                                      &Finish};
+template <class I16, class I8>
+constexpr KernelOps OpsWith(const char* int8_text) {
+  return {int8_text,
+          kGroup,
+          kPassRows,
+          kPanelLanes,
+          {PrecisionF32::kGrid, I16::kGrid, I8::kGrid},
+          {&Attend<PrecisionF32>, &Attend<I16>, &Attend<I8>},
+          &Attend<PrecisionDirect>,
+          {&Masses<PrecisionF32>, &Masses<I16>, &Masses<I8>},
+          &Finish};
+}
+inline constexpr KernelOps kKernelOps = OpsWith<PrecisionI16, PrecisionI8>(kInt8Text);
+#if HWY_TARGET == HWY_AVX2
+inline constexpr KernelOps kAvxVnniOps = OpsWith<PrecisionI16Vnni, PrecisionI8Vnni>(kInt8VnniText);
+#elif HWY_TARGET == HWY_NEON
+inline constexpr KernelOps kNeonDotprodOps = OpsWith<PrecisionI16, PrecisionI8Sdot>(kInt8SdotText);
+inline constexpr KernelOps kNeonI8mmOps = OpsWith<PrecisionI16, PrecisionI8Usdot>(kInt8UsdotText);
+#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sparge::impl
@@ -73,6 +83,14 @@ HWY_AFTER_NAMESPACE();
 namespace sparge::impl {
 
 const KernelOps* KernelOpsOf(int64_t target) { SPARGE_RETURN_TABLE_OF(target, kKernelOps) }
+
+#if HWY_TARGETS & HWY_AVX2
+const KernelOps* AvxVnniOps() { return &N_AVX2::kAvxVnniOps; }
+#endif
+#if HWY_TARGETS & HWY_NEON
+const KernelOps* NeonDotprodOps() { return &N_NEON::kNeonDotprodOps; }
+const KernelOps* NeonI8mmOps() { return &N_NEON::kNeonI8mmOps; }
+#endif
 
 }  // namespace sparge::impl
 #endif  // HWY_ONCE

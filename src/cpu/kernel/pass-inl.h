@@ -69,6 +69,24 @@ struct PrecisionI8 {
   static constexpr int kExpDegree = 3;
   static constexpr QuantGrid kGrid = kGridI8;
 };
+// Of processors that have one instruction for the step. All else in them is as the target has it.
+#if HWY_TARGET == HWY_AVX2
+struct PrecisionI16Vnni : PrecisionI16 {
+  using Dot = DotI16Vnni;
+};
+struct PrecisionI8Vnni : PrecisionI8 {
+  using Dot = DotI8Vnni;
+  static constexpr QuantGrid kGrid = kGridI8Wide;
+};
+#elif HWY_TARGET == HWY_NEON
+struct PrecisionI8Sdot : PrecisionI8 {
+  using Dot = DotI8Sdot;
+  static constexpr QuantGrid kGrid = kGridI8Sdot;
+};
+struct PrecisionI8Usdot : PrecisionI8 {
+  using Dot = DotI8Usdot;
+};
+#endif
 
 // The rows of a pass while they meet one tile. Arrays of one number per row are whole vectors.
 template <class P>
