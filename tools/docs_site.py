@@ -12,7 +12,8 @@ from pathlib import Path
 TREES = ("docs", "bench", "data", "examples")  # of which documents and pictures are taken
 FILES = ("README.md", "HACKING.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
 PICTURES = (".png", ".svg")
-PYTHON = ("sparge", "sparge.torch", "sparge.integrations.transformers", "sparge.integrations.diffusers", "sparge.ggml", "sparge.compat")
+PYTHON = ("sparge", "sparge.torch", "sparge.integrations.transformers", "sparge.integrations.diffusers", "sparge.ggml", "sparge.compat",
+          "sparge.distributed", "sparge.distributed.transformers", "sparge.eval")
 MORE_PYTHON = "python/sparge/integrations"  # other modules there join if they are public
 
 C_INTRODUCTION = """# C interface

@@ -146,11 +146,8 @@ def ordered(case, rank):
     }  # fmt: skip
 
 
-def read_prompt(case, rank):
-    """A small model reads a prompt over all ranks, and goes on by itself."""
+def small_llama():
     import transformers
-
-    import sparge.distributed.transformers as sdt
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -158,7 +155,14 @@ def read_prompt(case, rank):
         num_key_value_heads=2, max_position_embeddings=4096, attn_implementation="sdpa",
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
-    ids = torch.randint(0, 300, (1, 2100), generator=torch.Generator().manual_seed(1))
+    return model, torch.randint(0, 300, (1, 2100), generator=torch.Generator().manual_seed(1))
+
+
+def read_prompt(case, rank):
+    """A small model reads a prompt over all ranks, and goes on by itself."""
+    import sparge.distributed.transformers as sdt
+
+    model, ids = small_llama()
     dist.barrier()  # imports take their time
     found = {}
     for target in (0.0, 0.05):
@@ -203,6 +207,26 @@ def denoise(case, rank):
             found[f"{name} {next(iter(degrees))}"] = {"error": l2(out, wanted), "calls": calls}
         found[f"{name} alone again"] = {"error": l2(model(**inputs, return_dict=False)[0], wanted), "calls": 1}
     return found
+
+
+def page(case, rank):
+    """The Python of docs/distributed.md as it stands, on a group that is there already."""
+    import tiny_diffusers as tiny
+
+    model, ids = small_llama()
+    transformer, inputs = tiny.flux(8, 8)
+    inputs.update(encoder_hidden_states=tiny.normal(tiny.BATCH, 14, 24), txt_ids=torch.zeros(14, 3))
+    q, k, v = walks(4, 2, 1500, 1500, seed=1)
+    names = {"q": q, "k": k, "v": v, "model": model, "input_ids": ids, "next_ids": ids[:, -1:], "inputs": inputs}
+    names["transformer"] = tiny.seeded(transformer)
+    dist.barrier()  # imports take their time
+    begin, dist.init_process_group = dist.init_process_group, lambda backend: None
+    try:
+        for block in case["blocks"]:
+            exec(block, names)
+    finally:
+        dist.init_process_group = begin
+    return {"whole": names["whole"].shape[2], "read": names["read"].cache.get_seq_length()}
 
 
 def traced(case, rank):
@@ -266,7 +290,7 @@ def missing(case, rank):
     return {}
 
 
-KINDS = {f.__name__: f for f in (compare, refuse, calibrated, ordered, read_prompt, denoise, traced, lost, missing)}
+KINDS = {f.__name__: f for f in (compare, refuse, calibrated, ordered, read_prompt, denoise, page, traced, lost, missing)}
 
 
 def run_rank(rank, ranks, store, cases):
@@ -283,9 +307,9 @@ def run_rank(rank, ranks, store, cases):
 def fork_all(ranks, store, cases):
     """Imports once, which takes longer than most cases. A rank writes to STORE.RANK."""
     kinds = {case["kind"] for case in cases}
-    if "read_prompt" in kinds:
+    if kinds & {"read_prompt", "page"}:
         import sparge.distributed.transformers  # noqa: F401
-    if "denoise" in kinds:
+    if kinds & {"denoise", "page"}:
         import tiny_diffusers
 
         import sparge.integrations.diffusers  # noqa: F401

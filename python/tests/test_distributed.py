@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -99,6 +100,9 @@ REFUSED = [
 
 
 PROMPT, DENOISE = {"kind": "read_prompt"}, {"kind": "denoise"}
+DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "distributed.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.MULTILINE | re.DOTALL) if DOCUMENT.exists() else []
+PAGE = {"kind": "page", "blocks": BLOCKS}
 
 
 def asked_of(size):
@@ -106,7 +110,8 @@ def asked_of(size):
     if size == 2:
         others = [{"kind": "refuse", **asked} for asked, _ in REFUSED]
         libraries = [(PROMPT, "transformers"), (DENOISE, "diffusers")]
-        others += [asked for asked, library in libraries if importlib.util.find_spec(library)]
+        there = [asked for asked, library in libraries if importlib.util.find_spec(library)]
+        others += [*there, PAGE] if len(there) == 2 and BLOCKS else there
         return [*COMPARED, *ORDERED, CALIBRATED, *others, COMPARED[0], {"kind": "traced"}]
     return {1: [*COMPARED[:4], CALIBRATED], 3: [COMPARED[0], *COMPARED[4:8], ORDERED[1]], 4: [COMPARED[1], COMPARED[4], COMPARED[-1]]}[size]
 
@@ -140,6 +145,12 @@ def test_result_is_that_of_one_rank(ranks, asked):
         assert result["error"] <= allowed and result["unshard"] <= allowed
         assert result["lse"] <= (1e-5 if exact else STEP_INT8)
     assert sum(result["tokens"] for result in results) == asked["shape"][2]
+
+
+def test_the_page_about_it(ranks):
+    _, results = found_of(ranks, PAGE)
+    for result in results:
+        assert result == {"whole": 1500, "read": 2101}  # tokens, and with the next one
 
 
 @pytest.mark.parametrize("asked", ORDERED, ids=lambda asked: asked["schedule"])
