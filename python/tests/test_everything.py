@@ -205,8 +205,8 @@ def names_of_others(tmp_path, monkeypatch):
 
 
 @calls("""sparge.torch.attend sparge.torch.scaled_dot_product_attention sparge.torch.sparse sparge.torch.patch
-          sparge.torch.unpatch sparge.torch.current_layer sparge.torch.tracked sparge.summary
-          sparge.Layer.run""", "torch")
+          sparge.torch.unpatch sparge.torch.current_layer sparge.torch.tracked sparge.torch.obstacle_of
+          sparge.summary sparge.Layer.run""", "torch")
 def layers(tmp_path, monkeypatch):
     import sparge.torch as st
 
@@ -224,6 +224,7 @@ def layers(tmp_path, monkeypatch):
     st.patch(target_l1=0.2)
     assert st.current_layer().settings.target_l1 == 0.2
     st.unpatch()
+    assert st.obstacle_of({"query": x.detach()}) is None and st.obstacle_of({"query": x.double()}) is not None
     with st.tracked(model, st.Settings()) as named:
         assert sorted(named) == ["", "0", "1"]
 
