@@ -242,6 +242,44 @@ TEST(Cache, AGlanceSeesOtherTokens) {
   }
 }
 
+// Stage 1 alone takes no values, and so no glance at them.
+TEST(Cache, PredictionsThatGlanceNeedNoValues) {
+  const Context context(2);
+  Prompt prompt(context, 512, 15);
+  prompt.p.desc.select = SPARGE_SELECT_FLOOR;
+  prompt.p.desc.params = {-1, 0.8, 1, SPARGE_PV_SKIP_OFF};
+  prompt.only_predict = true;
+  const Result summing = prompt.Run(256, 512);
+  prompt.p.desc.glance = 1;
+  const Result glancing = prompt.Run(256, 512);  // without v
+  EXPECT_GT(glancing.stats.total.qk_computed, 0);
+  EXPECT_EQ(glancing.stats.total.qk_computed, summing.stats.total.qk_computed);
+}
+
+// A change that a glance does not show, and a larger unit, for which all blocks are packed again, with that change in
+// them; then it is undone. No block has the checksum of what had been packed before.
+TEST(Cache, WhatAGlanceLetInHasNoChecksum) {
+  const Context context(2);
+  Prompt prompt(context, 1024, 16);
+  TestTensor& v = prompt.p.v;
+  const TestTensor before = v;
+  const auto fill = [&](float more) {
+    v.Fill([&](int64_t b, int64_t h, int64_t t, int64_t d) {
+      if (t == 600) return 40 * before.Get(b, h, t, d);
+      return before.Get(b, h, t, d) + (h == 0 ? more : 0.0f);
+    });
+  };
+  prompt.Run(0, 512);
+  fill(2);
+  prompt.p.desc.glance = 1;
+  prompt.Run(512, 640);
+  fill(0);
+  prompt.p.desc.glance = 0;
+  const Result result = prompt.Run(512, 640);
+  EXPECT_EQ(result.stats.key_blocks_reused, 0);
+  EXPECT_LE(RelativeL1(result.o, prompt.Expected(512, 640).o), 2 * Tolerance(SPARGE_PRECISION_INT8, SPARGE_F32, 64));
+}
+
 TEST(Cache, AGlanceHasTheSameBitsForAnyNumberOfThreads) {
   std::vector<std::vector<uint8_t>> results;
   for (const int32_t threads : {1, 2, 3}) {

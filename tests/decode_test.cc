@@ -345,7 +345,7 @@ TEST(Decode, PromptsThatGlance) {
 // Through a layer: the prompt in batches, then token by token.
 // A layer that reads the last `queries` of `keys` tokens.
 struct LayerSteps {
-  TestTensor Run(int64_t queries, int64_t keys) {
+  TestTensor Run(int64_t queries, int64_t keys, uint32_t flags = 0, bool refused = false) {
     PlanDesc desc;
     desc.batch = 1;
     desc.q_heads = 6;
@@ -361,8 +361,12 @@ struct LayerSteps {
     args.k = data.p.k.view();
     args.v = data.p.v.view();
     args.o = o.view();
-    layer.Run(context, desc, args);
+    if (refused) args.o.data = nullptr;
+    layer.Run(context, desc, args, flags);
     return o;
+  }
+  double Error(int64_t queries, int64_t keys, uint32_t flags = 0) {
+    return RelativeL1(Run(queries, keys, flags), data.Run(queries, keys, /*reference=*/true).o);
   }
   const Context context{2};
   Steps data{context};
@@ -398,8 +402,21 @@ TEST(Decode, ALayerSeesThatAPromptCameInBetween) {
     }
   }
   steps.Run(1030, 1030);
-  const TestTensor o = steps.Run(1, 1031);
-  EXPECT_LE(RelativeL1(o, steps.data.Run(1, 1031, /*reference=*/true).o), 0.03);
+  EXPECT_THROW(steps.Run(1, 1031, 0, /*refused=*/true), Error);  // looks at nothing, so the next one has to
+  EXPECT_LE(steps.Error(1, 1031), 0.03);
+}
+
+// A change that no glance shows: the values of the first kv head alone.
+TEST(Decode, ADenseCallMakesALayerForget) {
+  LayerSteps steps;
+  for (int64_t keys = 256; keys <= 1024; keys += 256) steps.Run(256, keys);
+  for (int64_t keys = 1025; keys <= 1030; ++keys) steps.Run(1, keys);
+  for (int64_t t = 0; t < 1000; ++t) {
+    for (int64_t d = 0; d < 64; ++d) steps.data.p.v.Set(0, 0, t, d, 3.0f);
+  }
+  EXPECT_GT(steps.Error(1, 1031), 0.1) << "the change shows, or is not one";
+  EXPECT_LE(steps.Error(1, 1032, SPARGE_LAYER_DENSE), 0.03);
+  for (int64_t keys = 1033; keys <= 1036; ++keys) EXPECT_LE(steps.Error(1, keys), 0.03) << keys;
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 // Parts of a larger call: sums that leave and come, global positions, and results joined; as one call over all.
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "tests/test_util.h"
@@ -320,6 +323,110 @@ TEST_P(Across, PartsAreRoundedAndChosenAsTheWhole) {
 
 INSTANTIATE_TEST_SUITE_P(Masks, Across, ::testing::Bool(),
                          [](const auto& causal) { return causal.param ? "Causal" : "Full"; });
+
+// What is said of `change`d arguments of a prediction, of 256 queries and keys and with everything that parts leave.
+std::string Refused(const std::function<void(PlanDesc&, RunArgs&)>& change) {
+  const int64_t tokens = 256;
+  const Walk walk(tokens, tokens, 9);
+  const Context context(1);
+  PlanDesc desc = DescOf(tokens, tokens, false, 0.8);
+  const int64_t pools = PoolsOf(context, desc);
+  std::vector<double> survey(kHeads * (kDim + 3)), sums(kHeads * pools);
+  std::vector<float> rows(kHeads * pools * kDim);
+  std::vector<int32_t> counts(kHeads * 2);
+  RunArgs args;
+  args.q = walk.q.view();
+  args.k = walk.k.view();
+  args.v = walk.v.view();
+  args.key_survey_out = survey.data();
+  args.pool_lse_out = sums.data();
+  args.pool_rows_out = rows.data();
+  args.pool_counts_out = counts.data();
+  change(desc, args);
+  try {
+    Plan(context, desc).Predict(args);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Part, ASurveyIsTheOnlyResult) {
+  const std::string alone = "key_survey_out is given: then predict fills it and nothing else";
+  EXPECT_NE(Refused([](PlanDesc&, RunArgs&) {}).find(alone), std::string::npos);
+  const auto only = [](RunArgs& args) {
+    args.pool_lse_out = nullptr;
+    args.pool_rows_out = nullptr;
+    args.pool_counts_out = nullptr;
+  };
+  EXPECT_EQ(Refused([&](PlanDesc&, RunArgs& args) { only(args); }), "");
+  std::vector<uint8_t> map(kHeads * 2 * 4);
+  EXPECT_NE(Refused([&](PlanDesc&, RunArgs& args) {
+              only(args);
+              args.map_out = map.data();
+            }).find(alone),
+            std::string::npos);
+  EXPECT_NE(Refused([&](PlanDesc& desc, RunArgs& args) {
+              only(args);
+              desc.q_tokens = 0;
+            }).find("no queries"),
+            std::string::npos);
+}
+
+TEST(Part, CountsOfPoolsAreChecked) {
+  std::vector<int32_t> counts(kHeads * 2, 0);
+  std::vector<float> rows(kHeads * kDim * 1000);
+  counts[3] = -7;
+  const std::string said = Refused([&](PlanDesc&, RunArgs& args) {
+    args.key_survey_out = nullptr;
+    args.pool_rows_out = nullptr;
+    args.pool_counts_out = nullptr;
+    args.pool_rows = rows.data();
+    args.pool_counts = counts.data();
+  });
+  EXPECT_NE(said.find("pool_counts[3]=-7 is negative"), std::string::npos) << said;
+}
+
+// Heads that share keys and differ in precision are plans of their own: their keys count once.
+TEST(Part, ASurveyCountsKeysOnce) {
+  const int64_t tokens = 256;
+  const Walk walk(tokens, tokens, 10);
+  const Context context(1);
+  PlanDesc desc = DescOf(tokens, tokens, false, 0.8);
+  desc.kv_heads = 1;
+  const sparge_precision precisions[] = {SPARGE_PRECISION_INT8, SPARGE_PRECISION_INT16};
+  desc.head_precision = precisions;
+  RunArgs args;
+  args.q = walk.q.view();
+  args.k = walk.k.view();
+  args.v = walk.v.view();
+  std::vector<double> survey(kDim + 3, -1.0);
+  args.key_survey_out = survey.data();
+  Plan(context, desc).Predict(args);
+  EXPECT_EQ(survey[kDim], static_cast<double>(tokens));
+}
+
+// A packed batch: of its second sequence, which has fewer queries, and its third, which has no keys, all counts are
+// there.
+TEST(Part, EveryBlockHasItsCount) {
+  const Walk walk(400, 400, 11);
+  const Context context(1);
+  PlanDesc desc = DescOf(400, 400, false, 0.8);
+  const int64_t q_offsets[] = {0, 256, 300, 400}, kv_offsets[] = {0, 300, 400, 400};
+  desc.batch = 3;
+  desc.q_offsets = q_offsets;
+  desc.kv_offsets = kv_offsets;
+  const int64_t blocks = 2, pools = PoolsOf(context, desc);
+  std::vector<float> rows(3 * kHeads * pools * kDim, 0.0f);
+  std::vector<int32_t> counts(3 * kHeads * blocks, -1);
+  RunArgs args;
+  args.q = walk.q.view();
+  args.k = walk.k.view();
+  args.pool_rows_out = rows.data();
+  args.pool_counts_out = counts.data();
+  Plan(context, desc).Predict(args);
+  EXPECT_GE(*std::min_element(counts.begin(), counts.end()), 0);
+}
 
 // A part with few queries of many is computed as those of the whole are: packed, in its precision.
 TEST(Part, FewQueriesOfManyHaveTheBitsOfTheWhole) {

@@ -352,9 +352,9 @@ typedef struct sparge_run_args {
   const double* pool_lse;
   /* The keys and values of a call that is a part, (batch, kv_heads, qk_dim + 3) contiguous: sums of the keys per
    * channel, how many there are, the largest |k|, the largest |v|; of finite ones. key_survey_out: of this call;
-   * predict then reads k and v, fills this and does nothing else. key_survey: of all keys, that is sums and maxima over
-   * the parts; decides instead, so that a part is rounded as in the whole. So few queries that nothing is packed:
-   * zeros, and of no effect. NULL = no. Not with a cache. */
+   * predict then reads k and v, fills this and nothing else: other outputs are refused. key_survey: of all keys, that
+   * is sums and maxima over the parts; decides instead, so that a part is rounded as in the whole. So few queries that
+   * nothing is packed: zeros, and of no effect. NULL = no. Not with a cache. */
   double* key_survey_out;
   const double* key_survey;
   /* What stage 1 takes of the queries, so that they need not travel to where keys are: pool_rows (batch, q_heads,
@@ -594,7 +594,9 @@ SPARGE_API void sparge_layer_destroy(sparge_layer* layer); /* NULL is allowed */
  * not as sparge_plan_desc_init left it. args->workspace may be NULL: then the context lends one. args->cache must be
  * NULL. Whole calls only, no parts. Calls of several threads at once are allowed; those that keep keys wait for one
  * another. */
-#define SPARGE_LAYER_DENSE 1u /* flag: every tile in this call (the first steps of a denoiser) */
+/* Flag: every tile in this call (the first steps of a denoiser), from the tensors. Keys that earlier calls packed are
+ * forgotten, or known again by all of their bytes. */
+#define SPARGE_LAYER_DENSE 1u
 SPARGE_API sparge_status sparge_layer_run(sparge_layer* layer, sparge_context* context, const sparge_plan_desc* desc,
                                           const sparge_run_args* args, uint32_t flags);
 SPARGE_API sparge_status sparge_layer_get_totals(const sparge_layer* layer, sparge_layer_totals* out);

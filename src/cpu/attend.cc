@@ -198,6 +198,7 @@ void Attend(const std::vector<Plan>& plans, const sparge_run_args& args) {
 
 void Predict(const std::vector<Plan>& plans, const sparge_run_args& args) {
   sparge_stats stats{};
+  if (args.pool_counts != nullptr) CheckPools(plans.front(), args);
   ClearResults(plans.front(), args);
   ForEachPlan(plans, args, [&](const Pass& pass) {
     if (args.key_survey_out != nullptr) return LeaveSurvey(pass.plan, pass.heads, args, pass.w.packed);

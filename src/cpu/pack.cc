@@ -64,9 +64,7 @@ bool Packer::FindStale(const BlockId& id, int64_t task) const {
   const KeyCache& cache = packed.cache;
   if (cache.checksum == nullptr || !with_values) return true;
   if (plan.glances) {
-    const bool same = cache.glance[task] == GlanceOf(id) && MayKeepCentre(plan.KvUnit(id.sequence, id.head));
-    if (!same) cache.checksum[task] = 0;  // of nothing that is packed
-    return !same;
+    return cache.glance[task] != GlanceOf(id) || !MayKeepCentre(plan.KvUnit(id.sequence, id.head));
   }
   const uint64_t k = ops.checksum(KeyRows(id, args.k, plan.qk_dim));
   const uint64_t sum = ops.checksum(KeyRows(id, args.v, plan.v_dim)) ^ (k << 1 | k >> 63);
@@ -212,6 +210,7 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   }
   packed.poison[task] = poison;
   if (packed.cache.glance == nullptr || !with_values) return;
+  if (plan.glances) packed.cache.checksum[task] = 0;  // nobody has summed up what is packed now
   packed.cache.glance[task] = plan.glances ? GlanceOf(id) : GlanceAt(plan, args, id.sequence, id.block);
 }
 
@@ -374,7 +373,7 @@ KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_r
                        const Packed& packed) {
   const Packer packer{plan, heads, args, packed, *plan.machine.ops.pack, with_values};
   ForgetSteps(plan, packed);
-  if (plan.glances) GlanceAtAll(plan, args, packed.cache.seen);
+  if (plan.glances && with_values) GlanceAtAll(plan, args, packed.cache.seen);
   const sparge_executor& executor = plan.machine.executor;
   const int64_t k_blocks = plan.kv_heads * plan.all_k_blocks;
   ForEach(executor, k_blocks, [&](int32_t worker, int64_t task) { packer.SurveyBlock(worker, task); });

@@ -2,9 +2,11 @@
 #include "src/cpu/parts.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <vector>
 
 #include "src/base/half.h"
+#include "src/base/status.h"
 #include "src/base/threads.h"
 
 namespace sparge::impl {
@@ -32,6 +34,7 @@ void SurveyKeys(const Plan& plan, const sparge_run_args& args, const Packed& pac
   const PackOps& ops = *plan.machine.ops.pack;
   float* scratch = packed.scratch + worker * Packed::scratch_floats(plan);
   double* out = args.key_survey_out + SurveyPlace(plan, index);
+  std::fill_n(out, KeySurveySize(plan), 0.0);  // of another precision, whose heads share these keys: the same
   for (int64_t j = 0; j < s.k_blocks; ++j) {
     const auto rows = [&](const sparge_tensor& tensor, int64_t dim) {
       return RowsOf(plan, tensor, sequence, kv_head, s.k_begin + j * kBlockK, s.KeysIn(j), dim);
@@ -82,6 +85,12 @@ void LeavePools(const Plan& plan, const sparge_run_args& args, const Packed& pac
   for (int64_t r = 0; r < unlike.count && !unlike.TooMany(); ++r) {
     const std::byte* row = rows.Token(unlike.rows[r]);
     for (int64_t d = 0; d < plan.qk_dim; ++d) out[r * plan.qk_dim + d] = LoadElement(row, rows.dtype, d);
+  }
+}
+
+void CheckPools(const Plan& plan, const sparge_run_args& args) {
+  for (int64_t i = 0; i < plan.batch * plan.q_heads * plan.q_blocks; ++i) {
+    SPARGE_REQUIRE(args.pool_counts[i] >= 0, "pool_counts[%" PRId64 "]=%d is negative", i, args.pool_counts[i]);
   }
 }
 

@@ -22,6 +22,8 @@ void TakeSurvey(const Plan& plan, const sparge_run_args& args, int64_t index, co
 
 // The pools of a query block that has been packed go to pool_rows_out and pool_counts_out.
 void LeavePools(const Plan& plan, const sparge_run_args& args, const Packed& packed, const BlockId& id);
+// Throws Failure if pool_counts, which only the device can read, are not what LeavePools leaves.
+void CheckPools(const Plan& plan, const sparge_run_args& args);
 // Pools from elsewhere take the place of those of a query block; its queries that are pools of their own become its
 // first rows.
 void TakePools(const Plan& plan, const sparge_run_args& args, const BlockId& id, int32_t worker, const Packed& packed);

@@ -49,6 +49,10 @@ void ClearResults(const Plan& plan, const sparge_run_args& args) {
   if (args.key_survey_out != nullptr) {
     std::fill_n(args.key_survey_out, plan.batch * plan.kv_heads * KeySurveySize(plan), 0.0);
   }
+  // Of blocks without keys, and beyond the queries of a sequence.
+  if (args.pool_counts_out != nullptr) {
+    std::fill_n(args.pool_counts_out, plan.batch * plan.q_heads * plan.q_blocks, int32_t{0});
+  }
   // Pools that see none of these keys.
   if (args.pool_lse_out != nullptr) {
     std::fill_n(args.pool_lse_out, plan.batch * plan.q_heads * plan.pools(), -std::numeric_limits<double>::infinity());

@@ -43,6 +43,7 @@ void Layer::Run(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args,
     RunKeepingKeys(runner, desc, args);
   } else {
     others_came_ = true;
+    if (dense) ForgetKeys();
     runner.Make(desc);
     runner.Run(args);
   }
@@ -59,11 +60,18 @@ bool Layer::StepsOn(const sparge_plan_desc& desc) {
 
 void Layer::Decode(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args) {
   FillDecode(settings_, desc);
-  if (others_came_.exchange(false)) desc.decode = 2;
+  const bool others_came = others_came_.exchange(false);
+  if (others_came) desc.decode = 2;
   std::shared_ptr<sparge_calibration> calibration;  // lives until the call is over
   if (desc.select == SPARGE_SELECT_AUTO) calibration = CalibrationForStep(desc);
   desc.calibration = calibration.get();
-  RunKeepingKeys(runner, desc, args);
+  try {
+    RunKeepingKeys(runner, desc, args);
+  } catch (...) {  // it has not looked at the keys: the next one must
+    if (others_came) others_came_ = true;
+    throw;
+  }
+  if (others_came && desc.decode == 0) others_came_ = true;  // nor without memory for them
   Add(desc, Tiles::kAll, *args.stats);
 }
 
@@ -112,6 +120,13 @@ void Layer::RunKeepingKeys(PlanRunner& runner, sparge_plan_desc& desc, sparge_ru
     runner.Make(desc);
   }
   runner.Run(args);
+}
+
+// Who asks for a dense call may have changed what no glance shows: later calls must not take the keys of earlier ones.
+void Layer::ForgetKeys() {
+  const std::lock_guard keys_lock(keys_mutex_);
+  keys_.Forget();
+  last_step_ = 0;
 }
 
 void Layer::Add(const sparge_plan_desc& desc, Tiles tiles, const sparge_stats& stats) {

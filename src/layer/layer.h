@@ -76,6 +76,7 @@ class Layer {
   void Decode(PlanRunner& runner, sparge_plan_desc desc, sparge_run_args args);
   std::shared_ptr<sparge_calibration> CalibrationForStep(const sparge_plan_desc& desc);
   void RunKeepingKeys(PlanRunner& runner, sparge_plan_desc& desc, sparge_run_args& args);
+  void ForgetKeys();
   void Add(const sparge_plan_desc& desc, Tiles tiles, const sparge_stats& stats);
   void Say(Notice notice);
 

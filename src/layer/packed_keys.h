@@ -39,6 +39,11 @@ class PackedKeys {
     return memory_.get();
   }
   size_t size() const { return size_; }
+  // What is packed may be of other keys by now.
+  void Forget() {
+    memory_.reset();
+    size_ = 0;
+  }
 
  private:
   struct Free {

@@ -275,6 +275,7 @@ void AddSequences(const sparge_plan_desc& desc, Problem& problem) {
     problem.q_blocks = std::max(problem.q_blocks, s.q_blocks);
     problem.most_queries = std::max(problem.most_queries, s.q_count);
     problem.k_blocks = std::max(problem.k_blocks, s.k_blocks);
+    problem.has_unasked_keys = problem.has_unasked_keys || (s.q_count == 0 && s.k_count > 0);
     if (alike && idle && problem.cache_blocks == 0) return;
     if (!alike && (s.q_count == 0 || s.k_count == 0)) {
       if (s.q_count > 0) problem.keyless.push_back({b, s.q_begin, s.q_count});
@@ -416,8 +417,14 @@ void CheckParts(const Problem& problem, const sparge_run_args& args, Call call, 
                  args.key_survey != nullptr ? "key_survey" : "key_survey_out");
   SPARGE_REQUIRE(args.key_survey_out == nullptr || call == Call::kPredict,
                  "key_survey_out is given, but only predict fills it");
+  const bool others = args.map_out != nullptr || args.mass_out != nullptr || args.stats != nullptr ||
+                      args.head_stats != nullptr || args.pool_rows_out != nullptr || args.pool_lse != nullptr;
   if (args.key_survey_out != nullptr) {
     CheckTensor(problem, "v", args.v, {problem.kv_heads, problem.kv_tokens, problem.v_dim}, false);
+    SPARGE_REQUIRE(!others && args.pool_lse_out == nullptr && args.pool_rows == nullptr,
+                   "key_survey_out is given: then predict fills it and nothing else");
+    SPARGE_REQUIRE(!problem.has_unasked_keys,
+                   "key_survey_out is given, but a sequence has keys and no queries: such keys are not read");
   }
   SPARGE_REQUIRE((args.pool_rows == nullptr) == (args.pool_counts == nullptr), "%s is missing",
                  args.pool_rows == nullptr ? "pool_rows" : "pool_counts");
@@ -429,12 +436,7 @@ void CheckParts(const Problem& problem, const sparge_run_args& args, Call call, 
   if (args.pool_rows == nullptr) return;
   SPARGE_REQUIRE(call == Call::kPredict && args.pool_lse_out != nullptr,
                  "pool_rows is given, but only predict with pool_lse_out takes them");
-  const bool others = args.map_out != nullptr || args.mass_out != nullptr || args.stats != nullptr ||
-                      args.head_stats != nullptr || args.pool_rows_out != nullptr || args.pool_lse != nullptr;
   SPARGE_REQUIRE(!others, "pool_rows is given: then predict fills pool_lse_out and nothing else");
-  for (int64_t i = 0; i < problem.batch * problem.q_heads * problem.q_blocks; ++i) {
-    SPARGE_REQUIRE(args.pool_counts[i] >= 0, "pool_counts[%" PRId64 "]=%d is negative", i, args.pool_counts[i]);
-  }
 }
 
 }  // namespace

@@ -51,6 +51,7 @@ struct Problem {
   int64_t batch;                     // as in the descriptor
   std::vector<Sequence> sequences;   // those with something to compute: others cost no memory
   std::vector<KeylessRows> keyless;  // of a packed batch; of another one that has no keys, all rows are
+  bool has_unasked_keys;             // a sequence has keys, and no queries
   bool packed;  // sequences lie behind one another in one tensor row, instead of in a batch dimension
   int64_t q_heads, kv_heads, heads_per_kv;
   int64_t q_tokens, kv_tokens;  // as in the descriptor
