@@ -17,12 +17,12 @@ constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
 
 // The two inner loops. The thread sanitizer passes them over: they touch what was there before the threads began and
 // what is a row's own, and would be most of the time of the tests that it runs.
-[[gnu::no_sanitize("thread")]] double Dot(const double* a, const double* b, int64_t count) {
+__attribute__((no_sanitize("thread"))) double Dot(const double* a, const double* b, int64_t count) {
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) sum += a[i] * b[i];
   return sum;
 }
-[[gnu::no_sanitize("thread")]] void AddTimes(double factor, const double* from, int64_t count, double* to) {
+__attribute__((no_sanitize("thread"))) void AddTimes(double factor, const double* from, int64_t count, double* to) {
   for (int64_t i = 0; i < count; ++i) to[i] += factor * from[i];
 }
 
