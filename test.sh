@@ -18,7 +18,7 @@ usage: ./test.sh [--quick | --ci] [-- ARGUMENTS OF ctest]
   --quick    the same build, without the tests labelled `full` and with smaller sweeps: at most 3 minutes
   --ci       the full suite; instruction counts against bench/instructions.json; with smaller sweeps under address and
              undefined-behaviour sanitizers, under the thread sanitizer and for 64-bit ARM under an emulator; wheels for
-             every Python; the package with PyTorch, transformers and diffusers (several GB in build/venv); the ggml backend under ggml's own
+             every Python, and for 64-bit ARM; the package with PyTorch, transformers and diffusers (several GB in build/venv); the ggml backend under ggml's own
              tests; warnings of g++ and clang++, clang-format, clang-tidy, shellcheck; the static library; the documents as a site; and one minute
              of fuzzing. Side by side: at most 60 minutes on two cores
 Missing Debian packages are installed when run as root or with sudo, Python packages into build/venv. Compiled objects are

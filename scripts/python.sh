@@ -34,7 +34,18 @@ need_full_environment() {
 # shellcheck disable=SC2154  # ci_settings: from stages.sh
 wheel_suite() {
   WHEEL_SETTINGS="${ci_settings[*]}" scripts/wheels.sh || return 1
-  passed=$((passed + $(find build/wheels/venv -maxdepth 1 -name 'try*' -type d | wc -l)))
+  count_tried build/wheels
+}
+
+# The same for 64-bit ARM, under an emulator; compiled as the stage `neon` does, for ccache.
+arm64_wheel_suite() {
+  scripts/wheels.sh --arm64 || return 1
+  count_tried build/wheels-arm64
+}
+
+# count_tried FOLDER: adds the Pythons with which scripts/wheels.sh has tried its wheels to `passed`.
+count_tried() {
+  passed=$((passed + $(find "$1/venv" -maxdepth 1 -name 'try*' -type d | wc -l)))
 }
 
 # The package with everything that it works with, from its wheel, as a user gets it.

@@ -211,7 +211,7 @@ run_all_stages() {
   stage old_ggml wait 'download: an older ggml' test_environment -- old_ggml_source
   stage whisper wait 'download: Whisper' -- need_whisper
   stage full_environment wait 'download: PyTorch and its friends' -- need_full_environment
-  stage arm64 wait 'download: libraries for 64-bit ARM' -- scripts/arm64_root.sh
+  stage arm64 wait 'download: libraries and Pythons for 64-bit ARM' -- scripts/arm64_root.sh libraries python3.11 python3.13
   stage check wait 'layout of C++, shellcheck' packages -- check_sources
   stage build work 'build with g++, warnings are errors' test_environment llama -- build_all
   stage asan work 'suite, address and undefined sanitizers' test_environment -- counted_suite asan asan
@@ -221,6 +221,7 @@ run_all_stages() {
   stage ggml work "ggml backend, and ggml's own tests" build old_ggml whisper -- ggml_suite
   stage neon work 'suite, 64-bit ARM under an emulator' arm64 packages test_environment -- counted_suite neon neon
   stage tsan work 'suite, thread sanitizer' test_environment -- counted_suite tsan tsan
+  stage arm64_wheels work 'wheels for 64-bit ARM, under an emulator' wheels arm64 packages -- arm64_wheel_suite
   stage docs work 'documents as a site' packages -- build_docs
   stage instructions work 'instruction counts' build packages -- count_instructions
   stage static work 'static library' build -- static_suite

@@ -1,4 +1,4 @@
-"""llama-cpp-python, pywhispercpp, and other packages that bring a ggml: their attention here.
+"""llama-cpp-python, xllamacpp, pywhispercpp, and other packages that bring a ggml: their attention here.
 
     import sparge.ggml
     sparge.ggml.load()                                      # before the first model is made
@@ -20,7 +20,7 @@ from typing import Union
 
 __all__ = ["load", "path"]
 
-HOSTS = ("llama_cpp", "_pywhispercpp")  # modules whose import brings a ggml into the process
+HOSTS = ("llama_cpp", "xllamacpp", "_pywhispercpp")  # modules whose import brings a ggml into the process
 _loaded: set[str] = set()  # of which ggml
 
 
@@ -35,7 +35,7 @@ def path() -> Path:
 
 def load(backend: Union[str, os.PathLike[str], None] = None) -> Path:
     """Makes the ggml of this process load the backend, and gives the file of that ggml. If none is there yet, the first of
-    llama_cpp and pywhispercpp that is installed is imported. Once is enough, and more does nothing. Of two ggml in a process only
+    llama_cpp, xllamacpp and pywhispercpp that is installed is imported. Once is enough, and more does nothing. Of two ggml in a process only
     the first is told: symbols of both would mix."""
     file = path() if backend is None else Path(backend).absolute()
     if not file.is_file():
@@ -74,7 +74,7 @@ def _import_host() -> None:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
             return
-    raise RuntimeError("neither llama-cpp-python nor pywhispercpp is installed, and nothing else brought a ggml")
+    raise RuntimeError("none of llama-cpp-python, xllamacpp and pywhispercpp is installed, and nothing else brought a ggml")
 
 
 def _libraries_of_ggml() -> list[Path]:

@@ -49,7 +49,7 @@ def test_refusals(run, tmp_path, monkeypatch):
     assert "did not load" in run("sparge.ggml.load(FILE)", fails=1).stderr
     assert "no ggml in this process that loads backends" in run("sparge.ggml.load(FILE)", name="libother.so").stderr
     nobody = "import sparge.ggml\nsparge.ggml.HOSTS = ()\nsparge.ggml.load(FILE)"
-    assert "neither llama-cpp-python nor pywhispercpp" in run(nobody).stderr
+    assert "none of llama-cpp-python, xllamacpp and pywhispercpp" in run(nobody).stderr
     with pytest.raises(FileNotFoundError, match="backend='/nowhere.so'"):
         sparge.ggml.load("/nowhere.so")
     monkeypatch.setenv("SPARGE_BACKEND", str(tmp_path / "none.so"))
