@@ -3,7 +3,8 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS sparge EXPORT spargeTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(DIRECTORY include/sparge DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+install(DIRECTORY include/sparge DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp"
+  PATTERN sparge_mpi.h EXCLUDE)
 install(EXPORT spargeTargets NAMESPACE sparge:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
 configure_package_config_file(cmake/spargeConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/spargeConfig.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
@@ -20,6 +21,15 @@ list(TRANSFORM SPARGE_PC_CXX PREPEND -l)
 list(JOIN SPARGE_PC_CXX " " SPARGE_PC_CXX)
 configure_file(cmake/sparge.pc.in ${CMAKE_CURRENT_BINARY_DIR}/sparge.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sparge.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+if(SPARGE_MPI)
+  # find_package(sparge COMPONENTS mpi) and pkg-config sparge_mpi.
+  install(TARGETS sparge_mpi EXPORT spargeMpiTargets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(FILES include/sparge/sparge_mpi.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sparge)
+  install(EXPORT spargeMpiTargets NAMESPACE sparge:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sparge)
+  configure_file(cmake/sparge_mpi.pc.in ${CMAKE_CURRENT_BINARY_DIR}/sparge_mpi.pc @ONLY)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sparge_mpi.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
 if(SPARGE_CLI)
   # The program finds its library wherever the two are installed.
   set_target_properties(sparge_cli PROPERTIES INSTALL_RPATH $ORIGIN/../${CMAKE_INSTALL_LIBDIR})

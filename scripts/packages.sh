@@ -8,10 +8,10 @@
     libpng-dev)
   test_packages=(libgtest-dev python3:python3 python3-venv python3-dev)
   # Instruction counts (valgrind), fuzzers and a second compiler (clang), rules of the source (clang-format,
-  # clang-tidy, shellcheck), reports in a browser (chromium), and 64-bit ARM.
+  # clang-tidy, shellcheck), reports in a browser (chromium), several machines (Open MPI), and 64-bit ARM.
   arm64_packages=(g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user:qemu-aarch64)
   ci_packages=(valgrind:valgrind clang:clang++ libclang-rt-dev clang-format:clang-format clang-tidy:clang-tidy
-    shellcheck:shellcheck chromium:chromium "${arm64_packages[@]}")
+    shellcheck:shellcheck chromium:chromium libopenmpi-dev openmpi-bin:mpirun "${arm64_packages[@]}")
   # The first build already is to leave its objects there, for the stages after it.
   ci_first_packages=(ccache:ccache)
 }

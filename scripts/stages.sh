@@ -25,7 +25,7 @@ run_suite() {
 # What needs nothing but the sources: how C++ is laid out, and what is doubtful in shell scripts.
 check_sources() {
   local files
-  mapfile -t files < <(find src io cli ggml python/src include tests bench tools -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.c')
+  mapfile -t files < <(find src distributed io cli ggml python/src include tests bench tools -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.c')
   clang-format --version
   clang-format --dry-run --Werror "${files[@]}" || { echo "please run: clang-format -i FILE (${#files[@]} files were checked)"; return 1; }
   passed=$((passed + 1))
@@ -134,6 +134,11 @@ cuda_suite() {
   build_suite cuda "${ci_settings[@]}" -- cuda_tests && counted_tests cuda cuda
 }
 
+# Several ranks on this machine.
+mpi_suite() {
+  build_suite mpi "${ci_settings[@]}" -- mpi_tests && counted_tests mpi mpi
+}
+
 # With everything that is built for this machine, so that later stages find it ready: what they share is compiled once.
 build_all() {
   build_suite test "${ci_settings[@]}" -DSPARGE_GGML=ON -DSPARGE_GGML_SOURCE="$PWD/build/llama.cpp/ggml"
@@ -225,6 +230,7 @@ run_all_stages() {
   stage docs work 'documents as a site' packages -- build_docs
   stage instructions work 'instruction counts' build packages -- count_instructions
   stage static work 'static library' build -- static_suite
+  stage mpi work 'several ranks by mpirun' build packages -- mpi_suite
   stage cuda work 'CUDA: PTX by interpreter, gates' build -- cuda_suite
   stage clang work 'build with clang++, warnings are errors, kernels' packages test_environment -- counted_suite clang clang
   stage tidy work 'clang-tidy on the library' packages -- check_tidy

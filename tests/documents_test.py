@@ -158,7 +158,7 @@ def compare(document, text, pattern, names, truths):
 TOURS = ("HACKING.md", "CONTRIBUTING.md", "docs/algorithm.md", "docs/layout.md", "docs/numerics.md", "docs/tuning.md")
 # Names of others, made-up ones, and what is made later.
 NOT_OURS = ("CamelCase", "kName", "-inl.h", "ggml-backend-impl.h", "python/sparge/bin/", "sparge_calibration_", "sparge_tuner_")
-TREE = ("include", "src", "io", "cli", "ggml", "python", "tests", "bench", "scripts", "docs", "tools", "cmake", "data", "build")
+TREE = ("include", "src", "distributed", "io", "cli", "ggml", "python", "tests", "bench", "scripts", "docs", "tools", "cmake", "data", "build")
 NAME = re.compile(r"(?:[A-Za-z_]\w*::)?(k[A-Z]\w*|[A-Z][a-z]+[A-Z]\w*|SPARGE_\w+|HWY_\w+|sparge_\w+)")
 FILE = re.compile(r"[\w./*+-]+\.(?:h|hpp|cc|c|py|sh|md|json|in|txt|cmake)")
 

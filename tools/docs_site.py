@@ -20,6 +20,10 @@ C_INTRODUCTION = """# C interface
 
 Made from `include/sparge/sparge.h`. Start with [C and C++](docs/cpp.md).
 """
+MPI_INTRODUCTION = """# C interface on MPI
+
+Made from `include/sparge/sparge_mpi.h`. Start with [several machines](docs/distributed.md#mpi).
+"""
 CPP_INTRODUCTION = """# C++ interface
 
 Made from `include/sparge/sparge.hpp`, which adds ownership, exceptions and views to the [C interface](api-c.md). Start with
@@ -139,14 +143,19 @@ def public_modules(root):
     return [*PYTHON, *(name for name in others if name not in PYTHON)]
 
 
-def write_reference(root, folder):
-    header = (root / "include/sparge/sparge.h").read_text("utf-8")
-    page, titles = reference(C_INTRODUCTION, plain(header[: header.index("*/")]), c_items(header), "c")
+def write_c_reference(root, name, introduction, least, to):
+    header = (root / "include/sparge" / name).read_text("utf-8")
+    page, titles = reference(introduction, plain(header[: header.index("*/")]), c_items(header), "c")
     functions = set(re.findall(r"^SPARGE_API[^(]*?\b(sparge_\w+)\(", header, re.MULTILINE))
     absent = {name for name in functions if name not in page}
-    if absent or len(titles) < 30:
-        raise SystemExit(f"docs_site.py: of sparge.h these are on no page: {', '.join(sorted(absent)) or 'most'}")
-    (folder / "api-c.md").write_text(page, "utf-8")
+    if absent or len(titles) < least:
+        raise SystemExit(f"docs_site.py: of {name} these are on no page: {', '.join(sorted(absent)) or 'most'}")
+    to.write_text(page, "utf-8")
+
+
+def write_reference(root, folder):
+    write_c_reference(root, "sparge.h", C_INTRODUCTION, 30, folder / "api-c.md")
+    write_c_reference(root, "sparge_mpi.h", MPI_INTRODUCTION, 4, folder / "api-mpi.md")
     header = (root / "include/sparge/sparge.hpp").read_text("utf-8")
     page, titles = reference(CPP_INTRODUCTION, "", cpp_items(header), "cpp")
     absent = set(re.findall(r"^(?:class|struct) (\w+)", header, re.MULTILINE)) - {word for word in re.findall(r"\w+", page)}

@@ -51,7 +51,8 @@ typedef enum sparge_status {
   SPARGE_OUT_OF_MEMORY = 3,
   SPARGE_INTERNAL_ERROR = 4, /* a defect of this library */
   SPARGE_STOPPED = 5,        /* a function of the caller asked for it */
-  SPARGE_DEVICE_ERROR = 6    /* a GPU failed, or its driver refused what was asked */
+  SPARGE_DEVICE_ERROR = 6,   /* a GPU failed, or its driver refused what was asked */
+  SPARGE_RANK_LOST = 7       /* another process does not do its part (sparge_mpi.h) */
 } sparge_status;
 
 /* One short text per status; never NULL. */

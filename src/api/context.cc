@@ -86,6 +86,8 @@ const char* sparge_status_text(sparge_status status) {
       return "stopped by the caller";
     case SPARGE_DEVICE_ERROR:
       return "the device failed";
+    case SPARGE_RANK_LOST:
+      return "another rank is lost";
   }
   return "unknown status";
 }

@@ -18,9 +18,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TAGS = ("sh", "python", "cpp", "cmake", "json", "text")  # text is to look at
+TAGS = ("sh", "python", "cpp", "c", "cmake", "json", "text")  # c: tests/mpi/install.sh; text is to look at
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-STAND_INS = ("pip", "sudo", "apt-get", "zcat", "cmake", "llama-cli", "llama-completion", "llama-server", "llama-bench", "cc", "vllm-omni")
+STAND_INS = ("pip", "sudo", "apt-get", "zcat", "cmake", "llama-cli", "llama-completion", "llama-server", "llama-bench", "cc", "mpicc", "mpirun", "vllm-omni")
 
 # Of programs that a test cannot call: `stand_in NAME ARGUMENTS...` fails if what they name is not there.
 STAND_IN = r'''
