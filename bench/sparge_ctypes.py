@@ -14,7 +14,8 @@ STAGES = ("pack", "predict", "schedule", "kernel")
 
 
 class ContextDesc(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("threads", c.c_int32), ("executor", c.c_void_p), ("isa", c.c_char_p)]
+    _fields_ = [("struct_size", c.c_size_t), ("threads", c.c_int32), ("executor", c.c_void_p), ("isa", c.c_char_p),
+                ("device", c.c_char_p)]
 
 
 class HeadParams(c.Structure):
@@ -103,6 +104,10 @@ class RunArgs(c.Structure):
         ("pv_out", c.c_void_p),
         ("cache", c.c_void_p),
         ("cache_size", c.c_size_t),
+        # For parts of a larger call, which nobody measures here.
+        *[(name, c.c_void_p) for name in ("pool_lse_out", "pool_lse", "key_survey_out", "key_survey", "pool_rows_out", "pool_counts_out",
+                                          "pool_rows", "pool_counts")],
+        ("stream", c.c_void_p),
     ]
 
 
@@ -141,11 +146,12 @@ class Library:
 
 
 class Context:
-    def __init__(self, library, threads, isa=None):
+    def __init__(self, library, threads, isa=None, device=None):
         self.library = library
         desc = library.init(ContextDesc)
         desc.threads = threads
         desc.isa = isa.encode() if isa else None
+        desc.device = device.encode() if device else None
         self.handle = c.c_void_p()
         library.call("sparge_context_create", c.byref(desc), c.byref(self.handle))
         self.isa = library.dll.sparge_context_isa(self.handle).decode()

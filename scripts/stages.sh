@@ -131,7 +131,9 @@ cuda_suite() {
     skipped=$((skipped + 1))
     return 0
   fi
-  build_suite cuda "${ci_settings[@]}" -- cuda_tests && counted_tests cuda cuda
+  # The package's tests with PyTorch take the environment that has it.
+  build_suite cuda "${ci_settings[@]}" -DSPARGE_CLI=ON -DSPARGE_PYTHON=ON -DSPARGE_GPU_PYTHON="$PWD/build/venv/full/bin/python" \
+    -- cuda_tests && counted_tests cuda cuda
 }
 
 # Several ranks on this machine.
@@ -231,7 +233,7 @@ run_all_stages() {
   stage instructions work 'instruction counts' build packages -- count_instructions
   stage static work 'static library' build -- static_suite
   stage mpi work 'several ranks by mpirun' build packages -- mpi_suite
-  stage cuda work 'CUDA: PTX by interpreter, gates' build -- cuda_suite
+  stage cuda work 'CUDA: PTX by interpreter, gates' build full_environment -- cuda_suite
   stage clang work 'build with clang++, warnings are errors, kernels' packages test_environment -- counted_suite clang clang
   stage tidy work 'clang-tidy on the library' packages -- check_tidy
   stage fuzz work 'fuzzing of the file parsers' packages -- run_fuzzers

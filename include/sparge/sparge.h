@@ -264,7 +264,7 @@ static inline void sparge_plan_desc_init(sparge_plan_desc* desc) { sparge_plan_d
 /* The context must outlive the plan. A plan may be run by several threads at once, each with its own workspace and
  * cache. */
 SPARGE_API sparge_status sparge_plan_create(sparge_context* context, const sparge_plan_desc* desc, sparge_plan** out);
-SPARGE_API void sparge_plan_destroy(sparge_plan* plan); /* NULL is allowed */
+SPARGE_API void sparge_plan_destroy(sparge_plan* plan); /* NULL is allowed; waits for a GPU that is at work on it */
 /* Bytes of workspace that a run needs: linear in tokens, plus one or two bits per tile. 0 without queries or keys. */
 SPARGE_API size_t sparge_plan_workspace_size(const sparge_plan* plan);
 /* Bytes of the cache; q_tokens and kv_tokens do not matter. 0 without one, and for so few queries that nothing is

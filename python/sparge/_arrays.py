@@ -10,7 +10,7 @@ import numpy as np
 from ._tensors import LOW, with_memory
 
 
-def _is_torch(array: Any) -> bool:
+def is_torch(array: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
@@ -22,7 +22,7 @@ _DTYPE_NAMES: dict[Any, str] = {}
 
 
 def torch_view(name: str, tensor: Any) -> View:
-    """A plain PyTorch tensor on the CPU (`wrapped`) without the microseconds of a DLPack capsule. It must outlive the
+    """A plain PyTorch tensor (`wrapped`) without the microseconds of a DLPack capsule. It must outlive the
     call."""
     dtype, address = tensor.dtype, tensor.data_ptr()
     if address < LOW:
@@ -34,7 +34,7 @@ def torch_view(name: str, tensor: Any) -> View:
 def wrapped(name: str, array: Any, output: bool = False) -> Any:
     """`array` itself if it knows its shape and has memory; else (bare DLPack, ctypes, tensors that stand for others) an
     array on the same memory, or of the same values if it is no output."""
-    if _is_torch(array):
+    if is_torch(array):
         return with_memory(name, array, output)
     if output or hasattr(array, "shape"):
         return array
@@ -58,21 +58,33 @@ def importable(name: str, array: Any) -> Any:
         # Types that are not NumPy's own have kind V; asking for the name takes microseconds.
         foreign = array.dtype.kind == "V" and array.dtype.name == "bfloat16"
         return _bfloat16_view(name, array) if foreign else array
-    if not _is_torch(array):
+    if not is_torch(array):
         return array
     if not array.is_cpu:
         raise ValueError(f"{name}: is on device {array.device}, not on the CPU")
-    if array.requires_grad:
+    refuse_gradient(name, array)
+    return torch_view(name, array)
+
+
+def refuse_gradient(name: str, tensor: Any) -> None:
+    if tensor.requires_grad:
         import torch
 
         if torch.is_grad_enabled():
             raise ValueError(f"{name}: requires a gradient, which sparge does not compute; detach it, or use torch.no_grad()")
-    return torch_view(name, array)
+
+
+def shapes_of_outputs(q: tuple[int, ...], v: tuple[int, ...], nhd: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the result, and of the log-sum-exp, whose heads come before tokens in any layout."""
+    rows = q[:-1]
+    if nhd and len(rows) >= 2:
+        rows = (*rows[:-2], rows[-1], rows[-2])
+    return (*q[:-1], *v[-1:]), rows
 
 
 def empty_like(array: Any, shape: tuple[int, ...], float32: bool = False) -> Any:
     """Memory to write to, that DLPack can hand over: of PyTorch for its tensors, of NumPy else."""
-    if _is_torch(array):
+    if is_torch(array):
         import torch
 
         return torch.empty(shape, dtype=torch.float32 if float32 else array.dtype)

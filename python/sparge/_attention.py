@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Sequence, Ty
 
 import numpy as np
 
-from . import _arrays, _core
+from . import _arrays, _core, _gpu
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     q_offsets: Sequence[int]
     kv_offsets: Sequence[int]
     threads: int | None
+    stream: int | None
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,10 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 def _outputs(q: Any, v: Any, out: Any, with_lse: bool, options: Options) -> tuple[Any, Any]:
     """Memory for the result, unless the caller gave it, and for the log-sum-exp."""
-    q_shape = _shape(q)
+    out_shape, lse_shape = _arrays.shapes_of_outputs(_shape(q), _shape(v), options.get("layout") == "NHD")
     if out is None:
-        out = _arrays.empty_like(q, (*q_shape[:-1], *_shape(v)[-1:]))
-    if not with_lse:
-        return out, None
-    rows = q_shape[:-1]
-    if options.get("layout") == "NHD" and len(rows) >= 2:
-        rows = (*rows[:-2], rows[-1], rows[-2])
-    return out, _arrays.empty_like(q, rows, float32=True)
+        out = _arrays.empty_like(q, out_shape)
+    return out, _arrays.empty_like(q, lse_shape, float32=True) if with_lse else None
 
 
 def _importable(options: Options) -> tuple[Any, Any]:
@@ -180,7 +176,15 @@ def attention(
     (numbers, or lists with one per head; pv_skip="off"), map, predictor, keep_sink.
 
     threads: default sparge.get_num_threads(). Results do not depend on it.
+
+    On an NVIDIA GPU, where all arrays then are (docs/cuda.md says what a GPU refuses): tensors of PyTorch, in its current
+    stream, or arrays with DLPack, in `stream`, an address as DLPack has it (default: CUDA's default stream). New memory,
+    that of the work included, is of q's library. The call returns before the result is there.
     """
+    gpu = _gpu.ordinal_of(q)
+    if gpu is not None:
+        _check_names(options)
+        return _gpu.attention(gpu, q, k, v, out, return_lse, return_stats, options)
     return attend(_core.attention, q, k, v, out, return_lse, return_stats, options)
 
 

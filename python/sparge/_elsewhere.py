@@ -16,7 +16,7 @@ REMEDIES = {
     "gradients": "run it under torch.inference_mode()",
     "dropout": "call model.eval()",
     "dtype": "float32, float16 and bfloat16 are computed here",
-    "device": "only what is on the CPU is computed here",
+    "device": "what is on the CPU is computed here, and on a GPU layers that skip nothing, in int8",
     "mask": "a mask must broadcast to (batch, heads, queries, keys), and be bool or floating",
 }
 """Of reasons; others have none."""

@@ -222,6 +222,14 @@ class Layer:
             return False
         return 0 not in (settings.target_l2, settings.target_l1) and not self.dense
 
+    def whole(self) -> _attention.Options:
+        """Options of sparge.attention for a layer that computes every tile, without having to measure; else none."""
+        settings = self.settings
+        exact = 0 in (settings.target_l2, settings.target_l1)
+        if settings.preset is not None or not (exact or self.dense):
+            return {}
+        return {"select": "all", "pv_skip": "off", "precision": settings.precision or ("fp32" if exact else "int8")}
+
     def attention(
         self,
         q: Any,

@@ -21,7 +21,7 @@ def _elements(name: str, array: Any) -> tuple[str, memoryview]:
     dtype = str(array.dtype).replace("torch.", "")
     if dtype not in _DTYPES:
         raise TypeError(f"tensor {name}: dtype {dtype} is none of {', '.join(_DTYPES)}")
-    if _arrays._is_torch(array):
+    if _arrays.is_torch(array):
         import torch
 
         # NumPy does not know bfloat16, bytes it does.

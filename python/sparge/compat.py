@@ -1,4 +1,5 @@
-"""The functions of the research packages spas_sage_attn and sageattention, with their names and arguments, for tensors on the CPU.
+"""The functions of the research packages spas_sage_attn and sageattention, with their names and arguments, for tensors on the CPU
+and on NVIDIA GPUs (docs/cuda.md; no mask and no sparsity there yet).
 
     pip install 'sparge[compat]'                            # modules spas_sage_attn and sageattention, for programs that import them
     from sparge.compat import spas_sage2_attn_meansim_topk_cuda      # or without them
@@ -61,12 +62,14 @@ def _attend(
     if selection["select"] in ("cdf", "topk"):
         options.update(predictor="paper", keep_sink=attention_sink)
     options["pv_skip"] = _number(pvthreshd, math.log(2))  # theirs counts powers of two
-    out, *more, stats = attention(q, k, v, return_stats=True, return_lse=return_lse and not return_sparsity, **options)
+    wants_lse = return_lse and not return_sparsity  # which hides the other there, too
+    given = attention(q, k, v, return_stats=return_sparsity, return_lse=wants_lse, **options)
+    out, *more = given if return_sparsity or wants_lse else (given,)
     if output_dtype is not None:
         out = out.to(output_dtype)
-    if return_sparsity:  # which hides the other there, too
-        return out, stats.sparsity
-    return (out, *more) if return_lse else out
+    if return_sparsity:
+        return out, more[0].sparsity
+    return (out, *more) if wants_lse else out
 
 
 def spas_sage2_attn_meansim_topk_cuda(

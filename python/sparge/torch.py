@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _arrays, _core
+from . import _arrays, _attention, _core
 from ._elsewhere import Obstacle, warn_unused
 from ._layers import Layer, Settings, by_handle, summary
 
@@ -34,13 +34,13 @@ _library.define(
 _nobody = Layer("nobody", remembers=False)  # handle 0
 
 
-def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, sinks, nhd, grid, layer):  # type: ignore[no-untyped-def]
-    options: dict[str, Any] = {"scale": scale, "threads": torch.get_num_threads()}
+def _options(causal, query_offset, window, scale, softcap, sinks, nhd, grid):  # type: ignore[no-untyped-def]
+    """What is asked, as sparge.attention takes it, but for the mask."""
+    options: dict[str, Any] = {"scale": scale}
     if nhd:
         options["layout"] = "NHD"
     if causal:
         options["causal"] = True
-        k, v, mask = _without_unseen(q, k, v, mask, query_offset, -3 if nhd else -2)
     if causal or window:
         options["query_offset"] = query_offset
     if window:
@@ -51,6 +51,14 @@ def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, 
         options["sink_logits"] = sinks.tolist()
     if grid is not None:
         options.update(grid=grid[:3], text_tokens=grid[3], text_after=bool(grid[4]))
+    return options
+
+
+def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, sinks, nhd, grid, layer):  # type: ignore[no-untyped-def]
+    options = _options(causal, query_offset, window, scale, softcap, sinks, nhd, grid)
+    options["threads"] = torch.get_num_threads()
+    if causal:
+        k, v, mask = _without_unseen(q, k, v, mask, query_offset, -3 if nhd else -2)
     if mask is not None:
         if mask.dtype not in (torch.bool, torch.float32, torch.float16):
             mask = mask.float()
@@ -62,6 +70,14 @@ def _attention_cpu(q, k, v, mask, causal, query_offset, window, scale, softcap, 
     views = (view("q", q), view("k", k), view("v", v), view("out", out))
     (by_handle(layer) or _nobody).run(*views, None, False, options)
     return out
+
+
+def _attention_cuda(q, k, v, mask, causal, query_offset, window, scale, softcap, sinks, nhd, grid, layer):  # type: ignore[no-untyped-def]
+    options = _options(causal, query_offset, window, scale, softcap, sinks, nhd, grid)
+    if causal:
+        k, v, mask = _without_unseen(q, k, v, mask, query_offset, -3 if nhd else -2)
+    options.update((by_handle(layer) or _nobody).whole())  # else the library says that a GPU does not calibrate
+    return _attention.attention(q, k, v, mask=mask, **options)
 
 
 def _without_unseen(q, k, v, mask, query_offset, tokens):  # type: ignore[no-untyped-def]
@@ -79,6 +95,7 @@ def _attention_fake(q, k, v, mask, causal, query_offset, window, scale, softcap,
 
 
 _library.impl("attention", _attention_cpu, "CPU")
+_library.impl("attention", _attention_cuda, "CUDA")
 torch.library.register_fake("sparge::attention", _attention_fake, lib=_library)
 
 
@@ -136,13 +153,15 @@ def attend(
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def obstacle_of(tensors: Mapping[str, torch.Tensor | None], any_type: bool = False) -> Obstacle | None:
-    """Why the library cannot take one of these, by name; or None."""
+def obstacle_of(
+    tensors: Mapping[str, torch.Tensor | None], any_type: bool = False, gpu: bool = False
+) -> Obstacle | None:
+    """Why the library cannot take one of these, by name; or None. gpu: they may be on one."""
     gradients = torch.is_grad_enabled()
     for name, tensor in tensors.items():
         if tensor is None:
             continue
-        if not tensor.is_cpu and tensor.device.type != "meta":
+        if not tensor.is_cpu and tensor.device.type != "meta" and not (gpu and tensor.is_cuda):
             return Obstacle("device", f"{name} is on {tensor.device}, not on the CPU")
         if gradients and tensor.requires_grad:
             return Obstacle("gradients", f"{name} requires a gradient")
@@ -164,13 +183,17 @@ def _obstacle(
     dropout_p: float,
     scale: float | None,
     enable_gqa: bool,
+    layer: Layer | None = None,
 ) -> Obstacle | None:
     """Why the operator cannot do this, or None."""
     if dropout_p > 0:
         return Obstacle("dropout", f"dropout_p={dropout_p} is above 0")
     if scale == 0:
         return Obstacle("scale", "scale=0 is no scale")  # to the operator, 0 is the default
-    found = obstacle_of({"query": query, "key": key, "value": value}) or obstacle_of({"attn_mask": attn_mask}, any_type=True)
+    # A GPU neither calibrates nor takes masks yet.
+    gpu = layer is not None and bool(layer.whole()) and attn_mask is None
+    found = obstacle_of({"query": query, "key": key, "value": value}, gpu=gpu)
+    found = found or obstacle_of({"attn_mask": attn_mask}, any_type=True)
     if found is not None:
         return found
     wrong = _wrong_shapes(query, key, value, enable_gqa)
@@ -226,7 +249,7 @@ def scaled_dot_product_attention(
     if layer is None and has_torch_function_variadic(query, key, value):  # as PyTorch's functions: others may intervene
         arguments = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return handle_torch_function(scaled_dot_product_attention, arguments[:3], *arguments, fallback=fallback)
-    obstacle = _obstacle(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
+    obstacle = _obstacle(query, key, value, attn_mask, dropout_p, scale, enable_gqa, layer or current_layer())
     if obstacle is None and is_causal and attn_mask is not None:
         raise ValueError("attn_mask and is_causal=True exclude each other")
     if obstacle is not None:

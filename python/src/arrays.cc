@@ -42,7 +42,7 @@ std::vector<int64_t> Integers(const nb::tuple& tuple) {
 }
 
 template <class NdArray>
-Array Import(const char* name, nb::handle object) {
+Array Import(const char* name, nb::handle object, Place place) {
   if (nb::isinstance<nb::tuple>(object)) {
     const auto view = nb::borrow<nb::tuple>(object);
     if (view.size() != 4) RaiseType(std::string(name) + ": tuple is no array");
@@ -56,12 +56,17 @@ Array Import(const char* name, nb::handle object) {
   NdArray array;
   if (!nb::try_cast(object, array)) {
     RaiseType(std::string(name) + ": " + nb::type_name(object.type()).c_str() +
-              " is no array with DLPack or a buffer that can be used here (on the CPU, without gradient, native byte "
-              "order, strides in whole elements" +
+              " is no array with DLPack or a buffer that can be used here (on the " + (place.on_gpu() ? "GPU" : "CPU") +
+              ", without gradient, native byte order, strides in whole elements" +
               (NdArray::ReadOnly ? ")" : ", writable)"));
   }
-  if (array.device_type() != nb::device::cpu::value) {
-    RaiseValue(std::string(name) + ": is on device type " + std::to_string(array.device_type()) + ", not on the CPU");
+  if (array.device_type() != place.device_type) {
+    RaiseValue(std::string(name) + ": is on device type " + std::to_string(array.device_type()) + ", not on the " +
+               (place.on_gpu() ? "GPU" : "CPU"));
+  }
+  if (place.on_gpu() && array.device_id() != place.gpu) {
+    RaiseValue(std::string(name) + ": is on cuda:" + std::to_string(array.device_id()) +
+               ", not on cuda:" + std::to_string(place.gpu));
   }
   const size_t dims = array.ndim();
   return {name,
@@ -91,10 +96,14 @@ std::string ShapeText(const int64_t* shape, size_t dims) {
   return text + (dims == 1 ? ",)" : ")");
 }
 
-Array ImportInput(const char* name, nb::handle object) { return Import<nb::ndarray<nb::ro>>(name, object); }
-Array ImportOutput(const char* name, nb::handle object) { return Import<nb::ndarray<>>(name, object); }
+Array ImportInput(const char* name, nb::handle object, Place place) {
+  return Import<nb::ndarray<nb::ro>>(name, object, place);
+}
+Array ImportOutput(const char* name, nb::handle object, Place place) {
+  return Import<nb::ndarray<>>(name, object, place);
+}
 
-void Input::CopyIfNeeded() {
+void Input::CopyIfNeeded(Place place) {
   const size_t n = array_.dims();
   const std::vector<int64_t>& shape = array_.shape;
   const std::vector<int64_t>& strides = array_.strides;
@@ -105,6 +114,9 @@ void Input::CopyIfNeeded() {
     elements *= shape[i];
   }
   if (usable || elements == 0) return;
+  if (place.on_gpu()) {
+    RaiseValue(std::string(array_.name) + ": its last dimension is not contiguous, or runs backwards, on a GPU");
+  }
   const int64_t bytes = (array_.dtype.bits + 7) / 8;
   copy_.resize(static_cast<size_t>(elements * bytes));
   std::vector<int64_t> index(n, 0);

@@ -24,6 +24,15 @@ std::string DtypeText(nb::dlpack::dtype dtype);
 // "(2, 3, 4)"
 std::string ShapeText(const int64_t* shape, size_t dims);
 
+// Where the arrays of a call are: the host's memory, or that of a GPU.
+struct Place {
+  int32_t device_type = nb::device::cpu::value;  // as DLPack has it
+  int32_t gpu = 0;
+
+  bool on_gpu() const { return device_type == nb::device::cuda::value; }
+};
+inline Place OnGpu(int32_t gpu) { return {nb::device::cuda::value, gpu}; }
+
 // An array as the call sees it. The memory belongs to `owner`, or to the caller for the time of the call.
 struct Array {
   const char* name = "";
@@ -39,21 +48,24 @@ struct Array {
 // Without a single element: then strides mean nothing.
 bool Empty(const Array& array);
 
-// Anything with DLPack or a buffer on the CPU; or a tuple (address, shape, strides, str(dtype)): PyTorch tensors come
-// as this, because its DLPack capsules take longer than a small attention.
-Array ImportInput(const char* name, nb::handle object);
-Array ImportOutput(const char* name, nb::handle object);
+// Anything with DLPack or a buffer in that place; or a tuple (address, shape, strides, str(dtype)) of memory there:
+// PyTorch tensors come as this, because its DLPack capsules take longer than a small attention.
+Array ImportInput(const char* name, nb::handle object, Place place = {});
+Array ImportOutput(const char* name, nb::handle object, Place place = {});
 
-// An input as the caller has it; copied only if its last dimension is not contiguous or a stride is negative.
+// An input as the caller has it; copied only if its last dimension is not contiguous or a stride is negative. Nothing
+// is copied on a GPU: then that is refused.
 class Input {
  public:
   Input() = default;
-  Input(const char* name, nb::handle object) : array_(ImportInput(name, object)) { CopyIfNeeded(); }
+  Input(const char* name, nb::handle object, Place place = {}) : array_(ImportInput(name, object, place)) {
+    CopyIfNeeded(place);
+  }
 
   const Array& array() const { return array_; }
 
  private:
-  void CopyIfNeeded();
+  void CopyIfNeeded(Place place);
 
   Array array_;
   std::vector<std::byte> copy_;

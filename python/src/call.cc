@@ -15,9 +15,9 @@ constexpr double kAlone = 1.5e6;
 
 }  // namespace
 
-std::optional<Array> OptionalOutput(const char* name, nb::handle object) {
+std::optional<Array> OptionalOutput(const char* name, nb::handle object, Place place) {
   if (object.is_none()) return std::nullopt;
-  return ImportOutput(name, object);
+  return ImportOutput(name, object, place);
 }
 
 int32_t ThreadsFor(double work, int32_t wanted) { return work <= kAlone ? 1 : wanted; }
@@ -109,14 +109,16 @@ void PartArrays::Check(const sparge_plan* plan, const PlanDesc& desc) const {
   check("pool_counts_out", pool_counts_out, blocks);
 }
 
-Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict options, Asker asker, Outputs outputs)
-    : q_("q", q), k_("k", k), outputs_(std::move(outputs)) {
+Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict options, Asker asker, Outputs outputs,
+           Place place)
+    : q_("q", q, place), k_("k", k, place), outputs_(std::move(outputs)) {
+  described_.place = place;
   described_.layout = ReadLayout(options);
   const TensorView q_view = View(q_.array(), described_.layout);
   const TensorView k_view = View(k_.array(), described_.layout);
   TensorView v_view;
   if (!v.is_none()) {
-    v_ = Input("v", v);
+    v_ = Input("v", v, place);
     v_view = View(v_.array(), described_.layout);
   }
   ReadCall(q_view, k_view, v.is_none() ? nullptr : &v_view, options, asker, described_);
@@ -126,7 +128,7 @@ Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict op
   args_.v = v_view.tensor;
   args_.mask = described_.mask_view;
   if (!out.is_none()) {
-    out_ = ImportOutput("out", out);
+    out_ = ImportOutput("out", out, place);
     const TensorView view = ViewOutput(out_, described_.layout);
     CheckShape("out", view, {q_view.shape[0], q_view.shape[1], q_view.shape[2], v_view.shape[3]});
     args_.o = view.tensor;

@@ -41,13 +41,14 @@ struct Outputs {
 };
 
 // Nothing for None.
-std::optional<Array> OptionalOutput(const char* name, nb::handle object);
+std::optional<Array> OptionalOutput(const char* name, nb::handle object, Place place = {});
 
 // Arrays and options, read and checked. Points into itself and into the caller's arrays.
 class Call {
  public:
-  // `v` and `out` may be None. Raises what is wrong.
-  Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict options, Asker asker, Outputs outputs);
+  // `v` and `out` may be None; all arrays are in that place. Raises what is wrong.
+  Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict options, Asker asker, Outputs outputs,
+       Place place = {});
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 

@@ -12,6 +12,7 @@
 #include "python/src/bounds.h"
 #include "python/src/call.h"
 #include "python/src/engine.h"
+#include "python/src/gpu.h"
 #include "python/src/layer.h"
 #include "python/src/options.h"
 #include "python/src/tune.h"
@@ -284,6 +285,7 @@ NB_MODULE(_core, m) {
           "head", [](const Calibration& self, int64_t head) { return DescribeHead(self.Head(head)); }, nb::arg("head"))
       .def("set_bounds", &Calibration::SetBounds, nb::arg("head"), nb::arg("target"), nb::arg("pv"));
 
+  BindGpu(m);
   BindLayer(m);
   BindTune(m);
   m.def("attention", &Attention, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse").none(),
@@ -304,7 +306,10 @@ NB_MODULE(_core, m) {
   m.def(
       "set_num_threads", [](int64_t threads) { Engine::Get().SetThreads(threads); }, nb::arg("threads"));
   m.def("get_num_threads", [] { return Engine::Get().threads(); });
-  m.def("forget_threads", [] { Engine::Get().ForgetThreads(); });
+  m.def("forget_threads", [] {
+    Engine::Get().ForgetThreads();
+    GpuPlans::Get().Forget();
+  });
 }
 
 }  // namespace sparge::python

@@ -154,7 +154,7 @@ constexpr Option kOptions[] = {
     {"window", Says::kWhat, [](const Reading& r) { NotZero(r, r.described.desc.window = Int(r)); }},
     {"scale", Says::kWhat, [](const Reading& r) { NotZero(r, r.described.desc.scale = Float(r)); }},
     {"softcap", Says::kWhat, [](const Reading& r) { r.described.desc.softcap = Float(r); }},
-    {"mask", Says::kWhat, [](const Reading& r) { r.described.mask = Input("mask", r.value); }},
+    {"mask", Says::kWhat, [](const Reading& r) { r.described.mask = Input("mask", r.value, r.described.place); }},
     {"alibi_slopes", Says::kWhat, [](const Reading& r) { r.described.alibi_slopes = Floats(r); }},
     {"sink_logits", Says::kWhat, [](const Reading& r) { r.described.sink_logits = Floats(r); }},
     {"precision", Says::kHow,
@@ -176,7 +176,7 @@ constexpr Option kOptions[] = {
        r.given.sink = true;
      }},
     {"dense_tail", Says::kHow, [](const Reading& r) { r.described.desc.dense_tail = Int(r); }},
-    {"map", Says::kHow, [](const Reading& r) { r.described.map = Input("map", r.value); }},
+    {"map", Says::kHow, [](const Reading& r) { r.described.map = Input("map", r.value, r.described.place); }},
     {"calibration", Says::kHow,
      [](const Reading& r) { r.described.calibration = Cast<std::shared_ptr<Calibration>>(r, "sparge.Calibration"); }},
     {"target_l1", Says::kHow, [](const Reading& r) { r.given.bounds.target_l1 = Float(r); }},
@@ -195,6 +195,10 @@ constexpr Option kOptions[] = {
     {"all_queries", Says::kWhat, [](const Reading& r) { r.described.desc.all_queries = Int(r); }},
     {"first_key", Says::kWhat, [](const Reading& r) { r.described.desc.first_key = Int(r); }},
     {"all_keys", Says::kWhat, [](const Reading& r) { r.described.desc.all_keys = Int(r); }},
+    {"stream", Says::kWhat,  // of GPUs; there it is taken out before
+     [](const Reading& r) {
+       RaiseValue("stream=" + Text(r.value) + ": q is not on a GPU, and others have no streams");
+     }},
     {"threads", Says::kWhat, [](const Reading& r) { r.described.threads = CheckedThreads(Int(r)); }},
 };
 
@@ -435,6 +439,9 @@ void ReadCall(const TensorView& q, const TensorView& k, const TensorView* v, nb:
   if (asker == Asker::kCaller) {
     SetSelection(given, described);
     SetParameters(given, described);
+  }
+  if (described.place.on_gpu() && described.threads != 0) {
+    RaiseValue("threads=" + std::to_string(described.threads) + " has no effect on a GPU");
   }
   SetLists(described);
   SetMask(described);

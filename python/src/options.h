@@ -13,6 +13,7 @@ namespace sparge::python {
 // One call, as its arguments say it; arrays that the descriptor points to are kept here.
 struct Described {
   PlanDesc desc;
+  Place place;  // of all arrays
   Layout layout = Layout::kHeadsFirst;
   int32_t threads = 0;
   std::shared_ptr<Calibration> calibration;  // SELECT_AUTO

@@ -57,9 +57,11 @@ Driver Open() {
   SPARGE_FETCH(cuDevicePrimaryCtxRelease);
   SPARGE_FETCH(cuCtxPushCurrent);
   SPARGE_FETCH(cuCtxPopCurrent);
+  SPARGE_FETCH(cuCtxSynchronize);
   SPARGE_FETCH(cuModuleLoadData);
   SPARGE_FETCH(cuModuleUnload);
   SPARGE_FETCH(cuModuleGetFunction);
+  SPARGE_FETCH(cuFuncSetAttribute);
   SPARGE_FETCH(cuLaunchKernel);
   SPARGE_FETCH(cuMemAlloc);
   SPARGE_FETCH(cuMemFree);
@@ -122,6 +124,7 @@ CudaMemory::~CudaMemory() {
   if (address_ == 0) return;
   // A context that is gone has taken its memory along.
   if (driver_->cuCtxPushCurrent(context_) != kCudaSuccess) return;
+  driver_->cuCtxSynchronize();
   driver_->cuMemFree(address_);
   CudaContext ignored = nullptr;
   driver_->cuCtxPopCurrent(&ignored);

@@ -23,6 +23,7 @@ inline constexpr CudaResult kCudaNoBinaryForGpu = 209;
 inline constexpr CudaResult kCudaUnsupportedPtxVersion = 222;
 inline constexpr int kCudaCapabilityMajor = 75;  // CUdevice_attribute
 inline constexpr int kCudaCapabilityMinor = 76;
+inline constexpr int kCudaMostLaunchedShared = 8;  // CUfunction_attribute
 
 // The functions of the driver that this library calls.
 struct Driver {
@@ -36,9 +37,11 @@ struct Driver {
   CudaResult (*cuDevicePrimaryCtxRelease)(CudaDevice device);
   CudaResult (*cuCtxPushCurrent)(CudaContext context);
   CudaResult (*cuCtxPopCurrent)(CudaContext* context);
+  CudaResult (*cuCtxSynchronize)();
   CudaResult (*cuModuleLoadData)(CudaModule* module, const void* image);
   CudaResult (*cuModuleUnload)(CudaModule module);
   CudaResult (*cuModuleGetFunction)(CudaFunction* function, CudaModule module, const char* name);
+  CudaResult (*cuFuncSetAttribute)(CudaFunction function, int attribute, int value);
   CudaResult (*cuLaunchKernel)(CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                                CudaStream stream, void** parameters, void** extra);
@@ -70,7 +73,8 @@ class CurrentContext {
   const Driver& driver_;
 };
 
-// Memory of the current context that goes with its owner.
+// Memory of the current context that goes with its owner, when what was put into the GPU's queues is done: it may use
+// it.
 class CudaMemory {
  public:
   CudaMemory() = default;

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "src/base/status.h"
+#include "src/cuda/kernel/params.h"
 
 namespace sparge::impl {
 namespace {
@@ -58,6 +59,11 @@ Kernel Gpu::Find(Image image, const char* name, int dim, const char* pv) const {
   return {name, function};
 }
 
+void Gpu::AllowShared(const Kernel& kernel, int bytes) const {
+  if (bytes <= 48 * 1024) return;
+  CheckCuda(driver_, driver_.cuFuncSetAttribute(kernel.function, kCudaMostLaunchedShared, bytes), kernel.name);
+}
+
 void Gpu::Load() {
   const CurrentContext current(driver_, context_);
   for (int i = 0; i < kImages; ++i) {
@@ -65,13 +71,15 @@ void Gpu::Load() {
               "loading the kernels for this GPU");
   }
   const char* pv = fp8_ ? "fp8" : "f16";
-  for (const HeadSize size : {kHead64, kHead128}) {
+  for (const HeadSize size : {kHead64, kHead128, kHead256}) {
     const int dim = DimOf(size);
     kernels_[size] = {
         Find(kPackKeysImage, "sparge_survey", dim, ""),    Find(kPackKeysImage, "sparge_units", dim, pv),
         Find(kPackKeysImage, "sparge_pack_keys", dim, pv), Find(kPackQueriesImage, "sparge_pack_queries", dim, ""),
         Find(kScoreImage, "sparge_score_keys", dim, ""),   Find(kScoreImage, "sparge_score_means", dim, ""),
         Find(kAttendImage, "sparge_attend", dim, pv)};
+    AllowShared(kernels_[size].pack_queries, cuda::LaunchedPackBytes(dim));
+    AllowShared(kernels_[size].attend, cuda::LaunchedAttendBytes(dim, fp8_));
   }
   select_ = Find(kSelectImage, "sparge_select", 0, "");
   merge_ = Find(kMergeImage, "sparge_merge", 0, "");

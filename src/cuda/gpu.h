@@ -10,9 +10,9 @@
 namespace sparge::impl {
 
 // Which kernels of a head size there are.
-enum HeadSize : int { kHead64, kHead128, kHeadSizes };
-inline HeadSize HeadSizeFor(int64_t dim) { return dim <= 64 ? kHead64 : kHead128; }
-inline int DimOf(HeadSize size) { return size == kHead64 ? 64 : 128; }
+enum HeadSize : int { kHead64, kHead128, kHead256, kHeadSizes };
+inline HeadSize HeadSizeFor(int64_t dim) { return dim <= 64 ? kHead64 : dim <= 128 ? kHead128 : kHead256; }
+inline int DimOf(HeadSize size) { return size == kHead64 ? 64 : size == kHead128 ? 128 : 256; }
 
 struct Kernel {
   const char* name;
@@ -43,6 +43,8 @@ class Gpu {
  private:
   void Load();
   Kernel Find(Image image, const char* name, int dim, const char* pv) const;
+  // A kernel may be launched with so many bytes of shared memory; 48 KB need no word.
+  void AllowShared(const Kernel& kernel, int bytes) const;
 
   const Driver& driver_;
   CudaDevice device_ = 0;

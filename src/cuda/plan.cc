@@ -19,7 +19,6 @@ static_assert(sizeof(cuda::HeadStats) == sizeof(sparge_head_stats));
 
 // Scores that are kept at once; rows of the map beyond are done after them.
 constexpr int64_t kScoreBytes = int64_t{64} << 20;
-constexpr int64_t kLargestDim = 128;
 constexpr int64_t kMostHeads = 65535;  // what a grid has in its second dimension
 
 const char* PrecisionName(sparge_precision precision) {
@@ -36,11 +35,13 @@ CudaAddress AddressOf(const void* pointer) { return reinterpret_cast<CudaAddress
 
 void RefuseForGpu(const std::vector<Problem>& problems) {
   const Problem& p = problems.front();
+  // First: what it may choose among has precisions that are refused, too.
+  SPARGE_REQUIRE(p.select != SPARGE_SELECT_AUTO,
+                 "select=AUTO (target_l2, target_l1): a GPU does not calibrate yet; name what to select");
   for (const Problem& each : problems) {
     SPARGE_REQUIRE(each.precision == SPARGE_PRECISION_INT8, "precision=%s: a GPU computes int8 only",
                    PrecisionName(each.precision));
   }
-  SPARGE_REQUIRE(p.select != SPARGE_SELECT_AUTO, "select=AUTO: a GPU does not calibrate yet; name what to select");
   SPARGE_REQUIRE(p.mask == SPARGE_MASK_NONE, "mask=%d: a GPU takes no masks yet, only causal, query_offset and window",
                  static_cast<int>(p.mask));
   SPARGE_REQUIRE(p.alibi_slopes.empty(), "alibi_slopes: a GPU does not take them yet");
@@ -49,9 +50,9 @@ void RefuseForGpu(const std::vector<Problem>& problems) {
   SPARGE_REQUIRE(!p.is_part(), "all_keys=%" PRId64 ": a GPU takes whole calls only", p.place.all_keys);
   SPARGE_REQUIRE(p.place.all_queries == p.q_tokens, "all_queries=%" PRId64 ": a GPU takes whole calls only",
                  p.place.all_queries);
-  SPARGE_REQUIRE(p.qk_dim <= kLargestDim && p.v_dim <= kLargestDim,
-                 "qk_dim=%" PRId64 " v_dim=%" PRId64 ": a GPU takes up to %" PRId64 " yet", p.qk_dim, p.v_dim,
-                 kLargestDim);
+  SPARGE_REQUIRE(p.qk_dim <= cuda::kLargestDim && p.v_dim <= cuda::kLargestDim,
+                 "qk_dim=%" PRId64 " v_dim=%" PRId64 ": a GPU takes up to %d yet", p.qk_dim, p.v_dim,
+                 cuda::kLargestDim);
   SPARGE_REQUIRE(p.q_heads <= kMostHeads, "q_heads=%" PRId64 ": a GPU takes up to %" PRId64, p.q_heads, kMostHeads);
   SPARGE_REQUIRE(p.q_heads * p.all_q_blocks < INT32_MAX && p.kv_heads * p.all_k_blocks < INT32_MAX,
                  "q_heads=%" PRId64 ": a GPU takes up to 2^31 blocks of tokens in all heads", p.q_heads);
@@ -85,7 +86,7 @@ CudaPlan::Memory CudaPlan::Lay(Arena& arena) const {
   m.value_inverse = arena.Take<float>(units * dim);
   m.value_step = arena.Take<float>(units * dim);
   m.value_unit = arena.Take<float>(units * dim);
-  m.steps = arena.Take<uint8_t>(k_blocks * (kBlockK / cuda::StepKeys(Dim())) * StepBytesOf());
+  m.steps = arena.Take<uint8_t>(k_blocks * cuda::BlockStepBytes(Dim(), gpu_.fp8()));
   m.key_scale = arena.Take<float>(k_blocks * kBlockK);
   m.k_similarity = arena.Take<float>(k_blocks);
   m.queries = arena.Take<uint8_t>(rows * cuda::QueryBytes(Dim()));
@@ -177,8 +178,9 @@ void CudaPlan::PackKeys(const Call& call) const {
   survey.value_inverse = m.value_inverse;
   survey.value_step = m.value_step;
   survey.value_unit = m.value_unit;
-  Launch(call, kernels.survey, &survey, problem_.all_k_blocks, problem_.kv_heads, cuda::kThreads, 0);
-  Launch(call, kernels.units, &survey, problem_.sequence_count(), problem_.kv_heads, cuda::kThreads, 0);
+  const int threads = cuda::PackThreads(Dim());
+  Launch(call, kernels.survey, &survey, problem_.all_k_blocks, problem_.kv_heads, threads, 0);
+  Launch(call, kernels.units, &survey, problem_.sequence_count(), problem_.kv_heads, threads, 0);
   cuda::PackKeysParams pack{};
   pack.shape = tables_.shape;
   pack.k = k;
@@ -193,7 +195,7 @@ void CudaPlan::PackKeys(const Call& call) const {
   pack.key_scale = m.key_scale;
   pack.block_mean = m.block_mean;
   pack.similarity = m.k_similarity;
-  Launch(call, kernels.pack_keys, &pack, problem_.all_k_blocks, problem_.kv_heads, cuda::kThreads, 0);
+  Launch(call, kernels.pack_keys, &pack, problem_.all_k_blocks, problem_.kv_heads, threads, 0);
 }
 
 void CudaPlan::PackQueries(const Call& call) const {
@@ -214,7 +216,8 @@ void CudaPlan::PackQueries(const Call& call) const {
   p.mean = m.q_mean;
   p.similarity = m.q_similarity;
   p.scored = m.scored;
-  Launch(call, gpu_.kernels(size_).pack_queries, &p, problem_.all_q_blocks, problem_.q_heads, cuda::kThreads, 0);
+  Launch(call, gpu_.kernels(size_).pack_queries, &p, problem_.all_q_blocks, problem_.q_heads, cuda::PackThreads(Dim()),
+         cuda::LaunchedPackBytes(Dim()));
 }
 
 // Scores and selects, as many rows of the map at once as there is room for scores.
@@ -286,8 +289,8 @@ void CudaPlan::Attend(const Call& call) const {
   p.lse_batch_stride = call.args.lse.batch_stride;
   p.lse_head_stride = call.args.lse.head_stride;
   p.stats = reinterpret_cast<cuda::HeadStats*>(call.args.head_stats);
-  Launch(call, gpu_.kernels(size_).attend, &p, problem_.all_q_blocks, problem_.q_heads, cuda::kThreads,
-         cuda::QueryBytes(Dim()) + 2 * StepBytesOf());
+  Launch(call, gpu_.kernels(size_).attend, &p, problem_.all_q_blocks * cuda::ChannelParts(Dim()), problem_.q_heads,
+         cuda::kThreads, cuda::LaunchedAttendBytes(Dim(), gpu_.fp8()));
 }
 
 void CudaPlan::Run(const sparge_run_args& args) const {

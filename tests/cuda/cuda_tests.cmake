@@ -54,6 +54,26 @@ if(120 IN_LIST SPARGE_CUDA_PTX)
   sparge_gpu_test(gpu_ptx_120 gpu_test *Exact*_fp8 ${ptx_folder} PTXRUN_SM=120)
 endif()
 
+# The package on the GPU, and what a person with a GPU runs once: through the interpreter.
+if(TARGET sparge_python)
+  set(SPARGE_GPU_PYTHON ${Python_EXECUTABLE} CACHE FILEPATH "Python for the package's tests on a GPU: with NumPy, pytest, and PyTorch if it is to be tested")
+  set(package ${CMAKE_CURRENT_BINARY_DIR}/gpu_python)
+  add_custom_target(gpu_python_package COMMAND ${CMAKE_COMMAND} -E copy_directory ${PROJECT_SOURCE_DIR}/python/sparge ${package}/sparge
+    COMMAND ${CMAKE_COMMAND} -E copy $<TARGET_FILE:sparge_python> ${package}/sparge DEPENDS sparge_python)
+  add_dependencies(cuda_tests gpu_python_package)
+  foreach(name gpu gpu_torch)
+    add_test(NAME python_${name} COMMAND ${SPARGE_GPU_PYTHON} -m pytest -q -p no:cacheprovider ${CMAKE_CURRENT_LIST_DIR}/python/test_${name}.py)
+    # 5: without PyTorch nothing is collected of its file.
+    set_tests_properties(python_${name} PROPERTIES LABELS cuda SKIP_RETURN_CODE 5 ENVIRONMENT
+      "PYTHONPATH=${package};PYTHONDONTWRITEBYTECODE=1;LD_LIBRARY_PATH=${ptx_folder};PTXRUN_SM=80")
+  endforeach()
+endif()
+add_test(NAME gpu_check COMMAND ${PROJECT_SOURCE_DIR}/scripts/gpu_check.sh --build ${PROJECT_BINARY_DIR} --python ${Python3_EXECUTABLE}
+  --out ${CMAKE_CURRENT_BINARY_DIR}/gpu_check --driver ${ptx_folder} --quick)
+add_test(NAME gpu_check_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/check_test.py)
+add_test(NAME gpu_model_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/model_test.py)
+set_tests_properties(gpu_check gpu_check_test gpu_model_test PROPERTIES LABELS cuda)
+
 find_program(SPARGE_NVDISASM nvdisasm HINTS ${cuda_root}/bin)
 set(disassemble)
 if(SPARGE_NVDISASM)

@@ -20,7 +20,7 @@ from pathlib import Path
 TABLE = Path(__file__).with_name("resources.txt")
 FILES = ("attend", "merge", "pack_keys", "pack_queries", "score", "select")
 LOOPS = ("sparge_attend", "sparge_score")
-THREADS = 128
+THREADS = 128  # packing has one per channel
 # Per multiprocessor: shared memory in KB that blocks may take, by architecture; registers are 65536 everywhere.
 SHARED_KB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 # What every block takes beside its own.
@@ -28,14 +28,20 @@ RESERVED = 1024
 
 
 def launched_shared(kernel):
-    """Bytes that the launch of an attention kernel asks for: queries and two steps (src/cuda/kernel/params.h)."""
+    """Bytes that a launch asks for: queries and two steps, or the rows of a pool (src/cuda/kernel/params.h)."""
+    if kernel == "sparge_pack_queries_256":
+        return (64 + 2 + 8) * 256 * 4
     found = re.fullmatch(r"sparge_attend_(\d+)_(f16|fp8)", kernel)
     if not found:
         return 0
     dim, fp8 = int(found[1]), found[2] == "fp8"
     keys = 64 if dim == 64 else 32
-    step = keys * dim + keys * dim * (1 if fp8 else 2) + keys * 4
+    step = keys * dim + keys * min(dim, 128) * (1 if fp8 else 2) + keys * 4
     return 128 * dim + 128 * 4 + 2 * step
+
+
+def threads_of(kernel):
+    return 256 if re.match(r"sparge_(survey|units|pack_keys|pack_queries)_256", kernel) else THREADS
 
 
 def read_log(text):
@@ -54,10 +60,10 @@ def read_log(text):
     return found
 
 
-def blocks_per_multiprocessor(architecture, registers, shared):
+def blocks_per_multiprocessor(architecture, registers, shared, threads):
     # Registers are given to warps in steps of 256.
     per_warp = -(-registers * 32 // 256) * 256
-    by_registers = 65536 // per_warp // (THREADS // 32)
+    by_registers = 65536 // per_warp // (threads // 32)
     by_shared = SHARED_KB[architecture] * 1024 // (shared + RESERVED)
     return min(by_registers, by_shared)
 
@@ -68,7 +74,7 @@ def expected_products(kernel):
     keys = 64 if dim == 64 else 32
     row_tiles = 2
     return {"qk": row_tiles * (keys // 8) * (dim // 32),
-            "pv": row_tiles * (keys // 32 if fp8 else keys // 16) * (dim // 8)}
+            "pv": row_tiles * (keys // 32 if fp8 else keys // 16) * (min(dim, 128) // 8)}
 
 
 def machine_code(fatbin, nvdisasm):
@@ -111,7 +117,7 @@ def main():
             if (use["spill"] or use["stack"]) and kernel.startswith(LOOPS):
                 faults.append(f"sm_{architecture} {kernel}: {use['spill']} bytes are spilled, the stack has {use['stack']}")
             shared = use["shared"] + launched_shared(kernel)
-            blocks = blocks_per_multiprocessor(architecture, use["registers"], shared)
+            blocks = blocks_per_multiprocessor(architecture, use["registers"], shared, threads_of(kernel))
             lines.append(f"{kernel:<28} sm_{architecture:<4} {use['registers']:>9} {shared:>6} {blocks:>6} {use['stack']:>5}")
     text = f"{'# kernel':<28} {'':<7} {'registers':>9} {'shared':>6} {'blocks':>6} {'stack':>5}\n" + "\n".join(lines) + "\n"
     if args.update:

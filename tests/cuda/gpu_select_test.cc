@@ -27,6 +27,7 @@ const Rule kRules[] = {
     {"floor", SPARGE_SELECT_FLOOR, SPARGE_PREDICT_DEFAULT, -1, 0.9, 0, false},
     {"floor_causal", SPARGE_SELECT_FLOOR, SPARGE_PREDICT_DEFAULT, -1, 0.8, 0, true},
     {"floor_128", SPARGE_SELECT_FLOOR, SPARGE_PREDICT_DEFAULT, -1, 0.9, 0, false, 128},
+    {"floor_256", SPARGE_SELECT_FLOOR, SPARGE_PREDICT_DEFAULT, 0.1, 0.7, 0, true, 256, 0, 0, 0, true},
     {"floor_outliers", SPARGE_SELECT_FLOOR, SPARGE_PREDICT_DEFAULT, 0.1, 0.7, 0, true, 64, 0, 0, 0, true},
     {"floor_paper", SPARGE_SELECT_FLOOR, SPARGE_PREDICT_PAPER, 0.2, 0.9, 0, false},
     {"floor_tail_window", SPARGE_SELECT_FLOOR, SPARGE_PREDICT_DEFAULT, -1, 0.8, 0, true, 64, 0, 400, 150},
@@ -38,6 +39,7 @@ const Rule kRules[] = {
     {"cdf_all", SPARGE_SELECT_CDF, SPARGE_PREDICT_DEFAULT, -1, 1.0, 0, true},
     {"topk", SPARGE_SELECT_TOPK, SPARGE_PREDICT_DEFAULT, -1, 0, 0.4, false},
     {"topk_keys_causal", SPARGE_SELECT_TOPK, SPARGE_PREDICT_KEYS, -1, 0, 0.3, true},
+    {"topk_256", SPARGE_SELECT_TOPK, SPARGE_PREDICT_DEFAULT, 0.3, 0, 0.25, false, 256},
     {"topk_128", SPARGE_SELECT_TOPK, SPARGE_PREDICT_DEFAULT, 0.3, 0, 0.25, false, 128},
 };
 

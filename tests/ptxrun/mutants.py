@@ -21,8 +21,9 @@ CASES = {
         ("sums", "GpuSums.*"),
     ),
     "fp8": (("cases", "All/Gpu.*/ragged_fp8:All/Gpu.*/causal_fp8"), ("skips", "GpuSkip.*_64_fp8")),
+    "f16, heads of 256": (("cases", "All/Gpu.*/dim_256_f16"),),
 }
-ARCHITECTURES = {"f16": 80, "fp8": 89}
+ARCHITECTURES = {"f16": 80, "fp8": 89, "f16, heads of 256": 80}
 
 FETCH = "Fetch(next, last_step ? 0 : step + 1, stage ^ 1);"
 # name, instance, text in attend.cu that is there once, what it becomes
@@ -71,6 +72,8 @@ MUTANTS = (
     ("key head of the first group", "f16", "static_cast<int64_t>(Head() / p.shape.heads_per_kv) * p.shape.all_k_blocks", "0ll * p.shape.all_k_blocks"),
     ("a row too far down", "f16", "ElementAt(p.shape, p.o, s.index, Head(), s.q_begin + q)", "ElementAt(p.shape, p.o, s.index, Head(), s.q_begin + q + 1)"),
     ("a channel too far right", "f16", "StoreElement(p.o, at + channel,", "StoreElement(p.o, at + channel + 1,"),
+    ("values of the first half of the channels", "f16, heads of 256", "* kParts + Part()) * kStage", "* kParts) * kStage"),
+    ("output of the first half of the channels", "f16, heads of 256", "Part() * kChannels + n * 8", "n * 8"),
     ("skipped tiles not counted", "f16", "left_out += tile.seen && !tile.matters;", "left_out += 0;"),
 )
 KERNELS = re.compile(r'^extern "C" __global__.*\Z', re.MULTILINE | re.DOTALL)
@@ -78,10 +81,11 @@ KERNELS = re.compile(r'^extern "C" __global__.*\Z', re.MULTILINE | re.DOTALL)
 
 def instance_of(source, instance):
     """The source with one kernel alone, which nvcc compiles four times as fast."""
+    dim, pv = (256 if instance.endswith("256") else 64), instance[:3]
     kernel = (
         'extern "C" __global__ void __launch_bounds__(kThreads, 2)\n'
-        f"    sparge_attend_64_{instance}(const __grid_constant__ AttendParams p) {{\n"
-        f"  AttendBlock<64, {str(instance == 'fp8').lower()}>(p);\n}}\n}}  // namespace sparge::cuda\n"
+        f"    sparge_attend_{dim}_{pv}(const __grid_constant__ AttendParams p) {{\n"
+        f"  AttendBlock<{dim}, {str(pv == 'fp8').lower()}>(p);\n}}\n}}  // namespace sparge::cuda\n"
     )
     text, count = KERNELS.subn(lambda _: kernel, source)
     if count != 1:
@@ -131,8 +135,8 @@ def main():
     original = Path(args.source, "src/cuda/kernel/attend.cu").read_text(encoding="utf-8")
     missed = []
     with tempfile.TemporaryDirectory() as folder:
-        for instance in CASES:
-            against = first_failure(args, instance, compile_ptx(args, Path(folder), f"original_{instance}", instance, original))
+        for number, instance in enumerate(CASES):
+            against = first_failure(args, instance, compile_ptx(args, Path(folder), f"original_{number}", instance, original))
             if against:
                 sys.exit(f"the {instance} kernel fails without a mutant: {against}")
         chosen = [mutant for mutant in MUTANTS if args.only in mutant[0]]

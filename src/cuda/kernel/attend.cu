@@ -13,8 +13,12 @@
 //
 //   O += p V: f16 or e4m3 mma. The layout of s is that of its operand.
 //
+// Heads of more than 128 channels have two blocks of threads for a block of queries: both compute all scores, each has
+// half of the channels of V and O.
+//
 // A row sees the keys [first, last] by position; only steps that cross such a border look at them (causal, windows, the
 // last keys, rows beyond the last query). A row that has seen no key gives zeros and log-sum-exp -inf.
+#include "kept_blocks.cuh"
 #include "params.h"
 #include "ptx.cuh"
 #include "tensors.cuh"
@@ -27,26 +31,6 @@ constexpr float kFloatBias = 12582912.0f;  // the same bits
 constexpr int kRowTiles = 2;               // of 16 rows, per warp
 constexpr int kRowsPerLane = 2 * kRowTiles;
 constexpr float kMinusInfinity = -INFINITY;
-
-// The key blocks of a row of the map, ascending; kEnd behind the last.
-struct KeptBlocks {
-  static constexpr int kEnd = -1;
-  const uint32_t* words;
-  int count, word;
-  uint32_t rest;
-
-  __device__ KeptBlocks(const uint32_t* bits, int word_count)
-      : words(bits), count(word_count), word(0), rest(bits[0]) {}
-  __device__ int Next() {
-    while (rest == 0) {
-      if (++word >= count) return kEnd;
-      rest = words[word];
-    }
-    const int bit = __ffs(static_cast<int>(rest)) - 1;
-    rest &= rest - 1;
-    return word * 32 + bit;
-  }
-};
 
 // The rows of one lane: row r is that of C's elements 2 * (r & 1) of row tile r / 2.
 struct Rows {
@@ -63,7 +47,9 @@ struct Attention {
   static constexpr int kKeys = StepKeys(kDim);
   static constexpr int kSteps = kTileK / kKeys;  // per key block
   static constexpr int kKeyTiles = kKeys / 8;
-  static constexpr int kChannelTiles = kDim / 8;
+  static constexpr int kChannels = ChannelsAtOnce(kDim);
+  static constexpr int kParts = ChannelParts(kDim);
+  static constexpr int kChannelTiles = kChannels / 8;
   static constexpr int kStage = StepBytes(kDim, kFp8);
 
   const AttendParams& p;
@@ -81,6 +67,8 @@ struct Attention {
   static __device__ uint32_t Stage(int stage) { return SharedAddress(Shared()) + QueryBytes(kDim) + stage * kStage; }
   static __device__ int Head() { return static_cast<int>(blockIdx.y); }
   static __device__ int Lane() { return threadIdx.x % 32; }
+  // Which of the channels are this block's.
+  static __device__ int Part() { return static_cast<int>(blockIdx.x) % kParts; }
   // The first of this lane's rows.
   __device__ int Query() const { return block * kTileQ + Warp() * kWarpRows + Lane() / 4; }
   static __device__ int Warp() { return threadIdx.x / 32; }
@@ -131,7 +119,7 @@ struct Attention {
   __device__ void Fetch(int key_block, int step, int stage) const {
     const int64_t kv_block =
         static_cast<int64_t>(Head() / p.shape.heads_per_kv) * p.shape.all_k_blocks + s.k_block_begin + key_block;
-    const uint8_t* from = p.steps + (kv_block * kSteps + step) * kStage;
+    const uint8_t* from = p.steps + ((kv_block * kSteps + step) * kParts + Part()) * kStage;
     const uint32_t to = Stage(stage);
     for (int i = threadIdx.x * 16; i < kStage; i += kThreads * 16) CopyAsync(to + i, from + i);
   }
@@ -297,7 +285,8 @@ struct Attention {
       for (int n = 0; n < kChannelTiles; n += 2) {
         uint32_t b[4];
         const int row = k * 16 + (Lane() & 15);
-        LoadMatricesTransposed(b, values + row * kDim * 2 + SwizzledChunk<kDim * 2>(row, n + (Lane() >> 4)) * 16);
+        const int chunk = SwizzledChunk<kChannels * 2>(row, n + (Lane() >> 4));
+        LoadMatricesTransposed(b, values + row * kChannels * 2 + chunk * 16);
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
           MultiplyF16(o[m][n], a[m], b[0], b[1]);
@@ -434,7 +423,7 @@ struct Attention {
         lse = joined;
       }
       if (isnan(shift) && !empty) by = lse = shift;  // a query that is not finite
-      if (p.lse != nullptr && Lane() % 4 == 0) {
+      if (p.lse != nullptr && Lane() % 4 == 0 && Part() == 0) {
         const int64_t batch = p.shape.packed ? 0 : s.index;
         p.lse[batch * p.lse_batch_stride + Head() * p.lse_head_stride + s.q_begin + q] = lse * kLn2;
       }
@@ -443,7 +432,7 @@ struct Attention {
       for (int n = 0; n < kChannelTiles; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int channel = n * 8 + Lane() % 4 * 2 + i;
+          const int channel = Part() * kChannels + n * 8 + Lane() % 4 * 2 + i;
           // A row that saw nothing has sums 0, and zero times a unit is zero.
           if (channel < p.shape.v_dim) {
             StoreElement(p.o, at + channel, o[r / 2][n][(r & 1) * 2 + i] * by * unit[channel]);
@@ -458,14 +447,14 @@ template <int kDim, bool kFp8>
 __device__ void AttendBlock(const AttendParams& p) {
   using A = Attention<kDim, kFp8>;
   // Causal: blocks that see most keys start first.
-  const int q_block = p.shape.all_q_blocks - 1 - static_cast<int>(blockIdx.x);
+  const int q_block = p.shape.all_q_blocks - 1 - static_cast<int>(blockIdx.x) / A::kParts;
   const SequenceInfo& s = p.shape.sequences[p.shape.sequence_of_q_block[q_block]];
   const int head = static_cast<int>(blockIdx.y);
   const int block = q_block - s.q_block_begin;
   A a(p, s, block);
   const int left_out = a.Run();
   a.Finish();
-  if (p.stats != nullptr && A::Lane() == 0 && left_out > 0) {
+  if (p.stats != nullptr && A::Lane() == 0 && A::Part() == 0 && left_out > 0) {
     HeadStats& stats = p.stats[s.index * p.shape.q_heads + head];
     atomicAdd(&stats.pv_computed, 0ull - static_cast<unsigned long long>(left_out));
   }
@@ -480,6 +469,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     sparge_attend_128_f16(const __grid_constant__ AttendParams p) {
   AttendBlock<128, false>(p);
 }
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    sparge_attend_256_f16(const __grid_constant__ AttendParams p) {
+  AttendBlock<256, false>(p);
+}
 // Where e4m3 has an instruction of its own; sm_90 and sm_100 would compute it by that of f16.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
 extern "C" __global__ void __launch_bounds__(kThreads, 2) sparge_attend_64_fp8(const __grid_constant__ AttendParams p) {
@@ -488,6 +481,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) sparge_attend_64_fp8(c
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     sparge_attend_128_fp8(const __grid_constant__ AttendParams p) {
   AttendBlock<128, true>(p);
+}
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    sparge_attend_256_fp8(const __grid_constant__ AttendParams p) {
+  AttendBlock<256, true>(p);
 }
 #endif
 

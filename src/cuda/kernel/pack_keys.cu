@@ -25,10 +25,11 @@ __device__ KeyBlock FindKeyBlock(const Shape& shape) {
 
 __device__ bool IsFinite(float x) { return (__float_as_uint(x) & 0x7FFFFFFF) < kInfinityBits; }
 
-// Sets finite[t] for the tokens of a block: warp w looks at tokens w, w + kPackWarps and so on.
+// Sets finite[t] for the tokens of a block: warp w looks at tokens w, w + kWarps and so on.
+template <int kWarps>
 __device__ void FindFinite(const Shape& shape, const Tensor& tensor, const KeyBlock& b, int dim, uint8_t* finite) {
   const int lane = threadIdx.x % 32;
-  for (int t = threadIdx.x / 32; t < b.count; t += kPackWarps) {
+  for (int t = threadIdx.x / 32; t < b.count; t += kWarps) {
     const int64_t at = ElementAt(shape, tensor, b.s.index, b.kv_head, b.s.k_begin + b.block * kTileK + t);
     bool good = true;
     for (int c = lane; c < dim; c += 32) good = good && IsFinite(LoadElement(tensor, at + c));
@@ -39,12 +40,13 @@ __device__ void FindFinite(const Shape& shape, const Tensor& tensor, const KeyBl
 
 template <int kDim>
 __device__ void SurveyBlock(const SurveyParams& p) {
+  constexpr int kWarps = PackThreads(kDim) / 32;
   __shared__ uint8_t finite[2][kTileK];
-  __shared__ float tops[kPackWarps];
+  __shared__ float tops[kWarps];
   const KeyBlock b = FindKeyBlock(p.shape);
   const int64_t index = static_cast<int64_t>(b.kv_head) * p.shape.all_k_blocks + blockIdx.x;
-  FindFinite(p.shape, p.k, b, p.shape.qk_dim, finite[0]);
-  if (p.v.data != nullptr) FindFinite(p.shape, p.v, b, p.shape.v_dim, finite[1]);
+  FindFinite<kWarps>(p.shape, p.k, b, p.shape.qk_dim, finite[0]);
+  if (p.v.data != nullptr) FindFinite<kWarps>(p.shape, p.v, b, p.shape.v_dim, finite[1]);
   __syncthreads();
   int count = 0;
   for (int t = 0; t < b.count; ++t) count += finite[0][t];
@@ -71,7 +73,7 @@ __device__ void SurveyBlock(const SurveyParams& p) {
   if (c % 32 == 0) tops[c / 32] = top;
   __syncthreads();
   if (c != 0) return;
-  for (int w = 1; w < kPackWarps; ++w) top = fmaxf(top, tops[w]);
+  for (int w = 1; w < kWarps; ++w) top = fmaxf(top, tops[w]);
   p.block_max[index] = top;
   p.finite[index] = count;
 }
@@ -122,10 +124,11 @@ __device__ void ChooseUnits(const SurveyParams& p) {
   p.value_unit[unit * kDim + c] = PowerOfTwo(v_unit) / step;
 }
 
-// The values of a block into its steps; a token that is not finite is zeros.
+// The values of a block into its steps, each part of the channels into the images that it has; a token that is not
+// finite is zeros.
 template <int kDim, bool kFp8>
 __device__ void PackValues(const PackKeysParams& p, const KeyBlock& b, const uint8_t* finite, uint8_t* steps) {
-  constexpr int kKeys = StepKeys(kDim);
+  constexpr int kKeys = StepKeys(kDim), kChannels = ChannelsAtOnce(kDim), kThreadsHere = PackThreads(kDim);
   const int64_t unit = b.Unit(p.shape) * kDim;
   const int64_t first = b.s.k_begin + b.block * kTileK;
   const auto value = [&](int t, int c) {
@@ -133,98 +136,134 @@ __device__ void PackValues(const PackKeysParams& p, const KeyBlock& b, const uin
     const float x = LoadElement(p.v, ElementAt(p.shape, p.v, b.s.index, b.kv_head, first + t) + c);
     return x * p.value_inverse[unit + c] * p.value_step[unit + c];
   };
+  const auto values_of = [&](int token, int c) {
+    const int image = token / kKeys * ChannelParts(kDim) + c / kChannels;
+    return steps + image * StepBytes(kDim, kFp8) + KeyBytes(kDim);
+  };
   if constexpr (kFp8) {
     // A word is four tokens of a channel: those at neighbouring places.
-    for (int i = threadIdx.x; i < kTileK / 4 * kDim; i += kPackThreads) {
+    for (int i = threadIdx.x; i < kTileK / 4 * kDim; i += kThreadsHere) {
       const int c = i % kDim, word = i / kDim;              // words count through the block
       const int sixteen = word / 4 * 16, t = word % 4 * 2;  // tokens t, t + 1, t + 8, t + 9 of these 16
       const uint32_t low = PackE4m3(value(sixteen + t, c), value(sixteen + t + 1, c));
       const uint32_t high = PackE4m3(value(sixteen + t + 8, c), value(sixteen + t + 9, c));
-      uint8_t* step = steps + sixteen / kKeys * StepBytes(kDim, kFp8) + KeyBytes(kDim);
-      const int at = SwizzledByte<kKeys>(c, sixteen % kKeys + E4m3Place(t));
-      *reinterpret_cast<uint32_t*>(step + at) = low | high << 16;
+      const int at = SwizzledByte<kKeys>(c % kChannels, sixteen % kKeys + E4m3Place(t));
+      *reinterpret_cast<uint32_t*>(values_of(sixteen, c) + at) = low | high << 16;
     }
   } else {
-    for (int i = threadIdx.x; i < kTileK * kDim / 2; i += kPackThreads) {
+    for (int i = threadIdx.x; i < kTileK * kDim / 2; i += kThreadsHere) {
       const int c = i % (kDim / 2) * 2, t = i / (kDim / 2);
-      uint8_t* step = steps + t / kKeys * StepBytes(kDim, kFp8) + KeyBytes(kDim);
-      const int at = SwizzledByte<kDim * 2>(t % kKeys, c * 2);
-      *reinterpret_cast<uint32_t*>(step + at) = PackF16(value(t, c), value(t, c + 1));
+      const int at = SwizzledByte<kChannels * 2>(t % kKeys, c % kChannels * 2);
+      *reinterpret_cast<uint32_t*>(values_of(t, c) + at) = PackF16(value(t, c), value(t, c + 1));
     }
   }
 }
 
+// Keys whose rows are in shared memory at once, for the summaries.
+__device__ constexpr int RoundKeys(int dim) { return dim > 128 ? 32 : kTileK; }
+
 template <int kDim, bool kFp8>
-__device__ void PackKeys(const PackKeysParams& p) {
-  constexpr int kKeys = StepKeys(kDim);
-  __shared__ float rows[kTileK * kDim];
-  __shared__ float mean_by[kTileK], unit_by[kTileK], scratch[kPackWarps];
-  __shared__ uint8_t finite[2][kTileK];
-  const KeyBlock b = FindKeyBlock(p.shape);
-  const int64_t index = static_cast<int64_t>(b.kv_head) * p.shape.all_k_blocks + blockIdx.x;
-  const int64_t unit = b.Unit(p.shape);
-  uint8_t* steps = p.steps + index * (kTileK / kKeys) * StepBytes(kDim, kFp8);
-  const bool with_values = p.v.data != nullptr;
-  if (with_values) FindFinite(p.shape, p.v, b, p.shape.v_dim, finite[1]);
-  __syncthreads();
-  const int lane = threadIdx.x % 32;
-  for (int t = threadIdx.x / 32; t < kTileK; t += kPackWarps) {
+struct KeyPacker {
+  static constexpr int kKeys = StepKeys(kDim), kWarps = PackThreads(kDim) / 32, kRound = RoundKeys(kDim);
+  struct Memory {
+    float rows[kRound * kDim];
+    float mean_by[kTileK], unit_by[kTileK], scratch[kWarps];
+    uint8_t finite[2][kTileK];
+  };
+  const PackKeysParams& p;
+  const KeyBlock& b;
+  Memory& memory;
+  int64_t index, unit;
+  uint8_t* steps;
+
+  // A key: its integers and its scale into the image of every part.
+  __device__ void PackKey(int t) const {
     Row<kDim> row;
     const int64_t token = b.s.k_begin + b.block * kTileK + t;
     row.Load(p.k, ElementAt(p.shape, p.k, b.s.index, b.kv_head, token), t < b.count ? p.shape.qk_dim : 0);
     if (t < b.count) row.Centre(p.key_mean + unit * kDim, p.units[unit].inverse_unit);
     row.Judge();
-    row.Store(rows + t * kDim);
+    row.Store(memory.rows + t % kRound * kDim);
     const float norm = row.Norm();
     row.Rotate(p.rotation);
-    uint8_t* step = steps + t / kKeys * StepBytes(kDim, kFp8);
-    const float scale = static_cast<float>(row.Scale(row.template Round<true>(step, t % kKeys)));
-    if (lane != 0) continue;
-    finite[0][t] = row.finite;
-    mean_by[t] = row.InversePre() / static_cast<float>(b.count);
-    unit_by[t] = norm > 0 ? 1.0f / norm : 0.0f;
+    uint8_t* step = steps + t / kKeys * ChannelParts(kDim) * StepBytes(kDim, kFp8);
+    float rounded = 0;
+    for (int part = 0; part < ChannelParts(kDim); ++part) {
+      rounded = row.template Round<true>(step + part * StepBytes(kDim, kFp8), t % kKeys);
+    }
+    const float scale = static_cast<float>(row.Scale(rounded));
+    if (threadIdx.x % 32 != 0) return;
+    memory.finite[0][t] = row.finite;
+    memory.mean_by[t] = row.InversePre() / static_cast<float>(b.count);
+    memory.unit_by[t] = norm > 0 ? 1.0f / norm : 0.0f;
     p.key_scale[index * kTileK + t] = scale;
     // A key that is not finite, or whose value is not, makes NaN of the rows that see it, and of no other.
-    const bool good = t >= b.count || (row.finite && (!with_values || finite[1][t]));
-    float* scales = reinterpret_cast<float*>(step + KeyBytes(kDim) + ValueBytes(kDim, kFp8));
-    scales[t % kKeys] = good ? scale : NAN;
+    const bool good = t >= b.count || (row.finite && (p.v.data == nullptr || memory.finite[1][t]));
+    for (int part = 0; part < ChannelParts(kDim); ++part) {
+      uint8_t* image = step + part * StepBytes(kDim, kFp8);
+      reinterpret_cast<float*>(image + KeyBytes(kDim) + ValueBytes(kDim, kFp8))[t % kKeys] = good ? scale : NAN;
+    }
   }
-  __syncthreads();
-  if (with_values) PackValues<kDim, kFp8>(p, b, finite[1], steps);
-  if (!p.summarises) return;
-  Summary summary;
-  int tokens = 0;
-  for (int t = 0; t < b.count; ++t) tokens += finite[0][t];
-  if (threadIdx.x < kDim) summary.Add<kDim>(rows, mean_by, unit_by, b.count);
-  summary.CorrectMean(b.count, tokens);
-  if (threadIdx.x < kDim) p.block_mean[index * kDim + threadIdx.x] = summary.mean;
-  const float similarity = Similarity(summary.unit, tokens, scratch);
-  if (threadIdx.x == 0) p.similarity[index] = similarity;
+
+  __device__ void Run() const {
+    const int c = static_cast<int>(threadIdx.x);
+    if (p.v.data != nullptr) FindFinite<kWarps>(p.shape, p.v, b, p.shape.v_dim, memory.finite[1]);
+    Summary summary;
+    for (int first = 0; first < kTileK; first += kRound) {
+      __syncthreads();
+      for (int t = first + c / 32; t < first + kRound; t += kWarps) PackKey(t);
+      __syncthreads();
+      const int rows = max(0, min(kRound, b.count - first));
+      if (p.summarises && c < kDim)
+        summary.Add<kDim>(memory.rows, memory.mean_by + first, memory.unit_by + first, rows);
+    }
+    if (p.v.data != nullptr) PackValues<kDim, kFp8>(p, b, memory.finite[1], steps);
+    if (!p.summarises) return;
+    int tokens = 0;
+    for (int t = 0; t < b.count; ++t) tokens += memory.finite[0][t];
+    summary.CorrectMean(b.count, tokens);
+    if (c < kDim) p.block_mean[index * kDim + c] = summary.mean;
+    const float similarity = Similarity<kWarps>(summary.unit, tokens, memory.scratch);
+    if (c == 0) p.similarity[index] = similarity;
+  }
+};
+
+template <int kDim, bool kFp8>
+__device__ void PackKeys(const PackKeysParams& p) {
+  using Packer = KeyPacker<kDim, kFp8>;
+  __shared__ typename Packer::Memory memory;
+  const KeyBlock b = FindKeyBlock(p.shape);
+  const int64_t index = static_cast<int64_t>(b.kv_head) * p.shape.all_k_blocks + blockIdx.x;
+  const Packer packer{p, b, memory, index, b.Unit(p.shape), p.steps + index * BlockStepBytes(kDim, kFp8)};
+  packer.Run();
 }
 
 }  // namespace
 
 #define SPARGE_SURVEY(dim)                                          \
-  extern "C" __global__ void __launch_bounds__(kPackThreads)        \
+  extern "C" __global__ void __launch_bounds__(PackThreads(dim))    \
       sparge_survey_##dim(const __grid_constant__ SurveyParams p) { \
     SurveyBlock<dim>(p);                                            \
   }
 #define SPARGE_PACK_KEYS(dim, pv, fp8)                                          \
-  extern "C" __global__ void __launch_bounds__(kPackThreads)                    \
+  extern "C" __global__ void __launch_bounds__(PackThreads(dim))                \
       sparge_units_##dim##_##pv(const __grid_constant__ SurveyParams p) {       \
     ChooseUnits<dim, fp8>(p);                                                   \
   }                                                                             \
-  extern "C" __global__ void __launch_bounds__(kPackThreads)                    \
+  extern "C" __global__ void __launch_bounds__(PackThreads(dim))                \
       sparge_pack_keys_##dim##_##pv(const __grid_constant__ PackKeysParams p) { \
     PackKeys<dim, fp8>(p);                                                      \
   }
 SPARGE_SURVEY(64)
 SPARGE_SURVEY(128)
+SPARGE_SURVEY(256)
 SPARGE_PACK_KEYS(64, f16, false)
 SPARGE_PACK_KEYS(128, f16, false)
+SPARGE_PACK_KEYS(256, f16, false)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
 SPARGE_PACK_KEYS(64, fp8, true)
 SPARGE_PACK_KEYS(128, fp8, true)
+SPARGE_PACK_KEYS(256, fp8, true)
 #endif
 
 }  // namespace sparge::cuda

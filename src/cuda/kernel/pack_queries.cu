@@ -12,13 +12,14 @@ static_assert(kOwnRows == UnlikeRows::kMostUnlike);
 
 template <int kDim>
 struct QueryPacker {
+  static constexpr int kThreadsHere = PackThreads(kDim), kWarps = kThreadsHere / 32;
   // Shared memory of a block of threads.
   struct Memory {
     float rows[kRoundRows * kDim];  // of a round, as judged
     float means[kPools * kDim];
     float mean_by[kRoundRows], unit_by[kRoundRows], inverse_pre[kRoundRows];
     float distance[kRoundRows];
-    float median, scratch[kPackWarps];
+    float median, scratch[kWarps];
     int own[kOwnRows];
     uint8_t finite[kRoundRows];
   };
@@ -45,7 +46,7 @@ struct QueryPacker {
   // The rows [first, first + kRoundRows) of the block. `part`: queries that a mean is of.
   __device__ void PackRound(int first, int part) const {
     uint8_t* image = p.queries + index * QueryBytes(kDim);
-    for (int t = threadIdx.x / 32; t < kRoundRows; t += kPackWarps) {
+    for (int t = threadIdx.x / 32; t < kRoundRows; t += kWarps) {
       Row<kDim> row;
       Load(first + t, row);
       row.Judge();
@@ -74,7 +75,7 @@ struct QueryPacker {
     return WarpSum(sum);
   }
   __device__ void MeasureFromMean(const float* mean, int rows) {
-    for (int t = threadIdx.x / 32; t < rows; t += kPackWarps) {
+    for (int t = threadIdx.x / 32; t < rows; t += kWarps) {
       const float sum = DistanceOf(t, mean, 1.0f);
       const bool counts = memory.finite[t] && __float_as_uint(sum) < kInfinityBits;
       if (threadIdx.x % 32 == 0) memory.distance[t] = counts ? sum : 0.0f;
@@ -83,7 +84,7 @@ struct QueryPacker {
   }
   // Rows that are as close as `most` to the speaker need no look of their own.
   __device__ void DropAlike(int speaker, int rows, float most) {
-    for (int t = threadIdx.x / 32; t < rows; t += kPackWarps) {
+    for (int t = threadIdx.x / 32; t < rows; t += kWarps) {
       if (!(memory.distance[t] > most)) continue;
       const float sum = DistanceOf(t, memory.rows + speaker * kDim, memory.inverse_pre[speaker]);
       if (threadIdx.x % 32 == 0 && (sum <= most || t == speaker)) memory.distance[t] = 0;
@@ -120,7 +121,7 @@ struct QueryPacker {
   // Pools and queries by themselves as rows to be scored.
   __device__ void PackScored(int pools, int own) const {
     uint8_t* rows = p.scored.rows + index * kScoredRows * kDim;
-    for (int r = threadIdx.x / 32; r < kScoredRows; r += kPackWarps) {
+    for (int r = threadIdx.x / 32; r < kScoredRows; r += kWarps) {
       Row<kDim> row;
       const bool used = r < pools || (r >= kPools && r - kPools < own);
       if (r < kPools) {
@@ -141,7 +142,7 @@ struct QueryPacker {
   __device__ void Run() {
     const int c = static_cast<int>(threadIdx.x);
     const bool by_pool = p.pools == kPools;
-    for (int i = c; i < kPools * kDim; i += kPackThreads) memory.means[i] = 0;
+    for (int i = c; i < kPools * kDim; i += kThreadsHere) memory.means[i] = 0;
     Summary summary;
     int finite = 0, mean_finite = 0, own = 0;
     for (int first = 0; first < kTileQ; first += kRoundRows) {
@@ -169,7 +170,7 @@ struct QueryPacker {
       if (p.judges) own = FindUnlike(first, memory.means + pool * kDim, rows, own);
     }
     if (p.pools == 0) return;
-    const float similarity = Similarity(summary.unit, finite, memory.scratch);
+    const float similarity = Similarity<kWarps>(summary.unit, finite, memory.scratch);
     if (c == 0) p.similarity[index] = own > kOwnRows ? -INFINITY : similarity;
     if (!p.scores_all) return;
     if (own > kOwnRows) own = 0;  // the block is computed in full
@@ -181,7 +182,16 @@ struct QueryPacker {
 
 template <int kDim>
 __device__ void PackQueries(const PackQueriesParams& p) {
-  __shared__ typename QueryPacker<kDim>::Memory memory;
+  using Memory = typename QueryPacker<kDim>::Memory;
+  // More than any kernel may have by itself is asked for by the launch.
+  static_assert(kDim <= 128 || sizeof(Memory) <= LaunchedPackBytes(kDim));
+  SPARGE_LAUNCHED_SHARED(uint8_t, launched);
+  Memory* at = reinterpret_cast<Memory*>(launched);
+  if constexpr (kDim <= 128) {
+    __shared__ Memory own;
+    at = &own;
+  }
+  Memory& memory = *at;
   const int q_block = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   const int sequence = p.shape.sequence_of_q_block[q_block];
   const SequenceInfo& s = p.shape.sequences[sequence];
@@ -199,13 +209,17 @@ __device__ void PackQueries(const PackQueriesParams& p) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kPackThreads)
+extern "C" __global__ void __launch_bounds__(PackThreads(64))
     sparge_pack_queries_64(const __grid_constant__ PackQueriesParams p) {
   PackQueries<64>(p);
 }
-extern "C" __global__ void __launch_bounds__(kPackThreads)
+extern "C" __global__ void __launch_bounds__(PackThreads(128))
     sparge_pack_queries_128(const __grid_constant__ PackQueriesParams p) {
   PackQueries<128>(p);
+}
+extern "C" __global__ void __launch_bounds__(PackThreads(256))
+    sparge_pack_queries_256(const __grid_constant__ PackQueriesParams p) {
+  PackQueries<256>(p);
 }
 
 }  // namespace sparge::cuda

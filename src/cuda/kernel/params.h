@@ -12,8 +12,9 @@ namespace sparge::cuda {
 #define SPARGE_BOTH
 #endif
 
-inline constexpr int kTileQ = 128;  // SPARGE_BLOCK_Q
-inline constexpr int kTileK = 64;   // SPARGE_BLOCK_K
+inline constexpr int kTileQ = 128;       // SPARGE_BLOCK_Q
+inline constexpr int kTileK = 64;        // SPARGE_BLOCK_K
+inline constexpr int kLargestDim = 256;  // that there are kernels for
 inline constexpr int kThreads = 128;
 inline constexpr int kWarpRows = 32;  // query rows of a warp: the PV skip decides for them together
 inline constexpr int kPools = 2;      // pooled queries of a block (select/predictors.h)
@@ -21,19 +22,36 @@ inline constexpr int kPoolRows = kTileQ / kPools;
 inline constexpr int kOwnRows = 6;  // queries of a block that are judged by themselves (kMostUnlike of the CPU)
 inline constexpr int kScoredRows = kPools + kOwnRows;
 
+// Packing has a thread per channel.
+SPARGE_BOTH constexpr int PackThreads(int dim) { return dim < 128 ? 128 : dim; }
+// Shared memory that a launch of the packing of queries asks for: the rows of a pool, and little beside.
+SPARGE_BOTH constexpr int LaunchedPackBytes(int dim) { return dim <= 128 ? 0 : (kPoolRows + kPools + 8) * dim * 4; }
+
 // Keys of one step of the attention kernel: what two stages of shared memory and the registers have room for.
 SPARGE_BOTH constexpr int StepKeys(int dim) { return dim == 64 ? 64 : 32; }
+// Channels of the output that a block of the attention kernel has registers for, and how many blocks share the others:
+// each of them computes the scores anew.
+SPARGE_BOTH constexpr int ChannelsAtOnce(int dim) { return dim < 128 ? dim : 128; }
+SPARGE_BOTH constexpr int ChannelParts(int dim) { return dim / ChannelsAtOnce(dim); }
 
-// One step of packed keys and values as it lies in shared memory: keys (a row of `dim` bytes per key), values (f16: a
-// row of 2 * dim bytes per key; e4m3: a row of StepKeys bytes per channel), then one float per key, its scale. Rows are
-// made of chunks of 16 bytes, which SwizzledChunk moves so that 8 rows at the same chunk touch every bank once.
+// One step of packed keys and values as it lies in shared memory: keys (a row of `dim` bytes per key), values of a part
+// of the channels (f16: a row of 2 bytes per channel for each key; e4m3: a row of StepKeys bytes per channel), then one
+// float per key, its scale. A step has such an image for every part. Rows are made of chunks of 16 bytes, which
+// SwizzledChunk moves so that 8 rows at the same chunk touch every bank once.
 SPARGE_BOTH constexpr int KeyBytes(int dim) { return StepKeys(dim) * dim; }
-SPARGE_BOTH constexpr int ValueBytes(int dim, bool fp8) { return StepKeys(dim) * dim * (fp8 ? 1 : 2); }
+SPARGE_BOTH constexpr int ValueBytes(int dim, bool fp8) { return StepKeys(dim) * ChannelsAtOnce(dim) * (fp8 ? 1 : 2); }
 SPARGE_BOTH constexpr int StepBytes(int dim, bool fp8) {
   return KeyBytes(dim) + ValueBytes(dim, fp8) + StepKeys(dim) * 4;
 }
+// Bytes from one block of keys to the next.
+SPARGE_BOTH constexpr int64_t BlockStepBytes(int dim, bool fp8) {
+  return int64_t{kTileK / StepKeys(dim)} * ChannelParts(dim) * StepBytes(dim, fp8);
+}
 // A block of queries: a row of `dim` bytes per query, then the factor of each.
 SPARGE_BOTH constexpr int QueryBytes(int dim) { return kTileQ * dim + kTileQ * 4; }
+
+// Shared memory that a launch of the attention kernel asks for: the queries and two steps.
+SPARGE_BOTH constexpr int LaunchedAttendBytes(int dim, bool fp8) { return QueryBytes(dim) + 2 * StepBytes(dim, fp8); }
 
 // Place of a chunk in a row of kRowBytes.
 template <int kRowBytes>
@@ -132,7 +150,7 @@ struct PackKeysParams {
   const float* value_step;
   int32_t rotation;    // block size
   int32_t summarises;  // block_mean and similarity are wanted
-  uint8_t* steps;      // StepBytes per step
+  uint8_t* steps;      // BlockStepBytes per block
   float* key_scale;    // per key, finite ones and others alike
   float* block_mean;   // per block and channel: of the centred keys, in units
   float* similarity;   // per block
@@ -217,7 +235,7 @@ struct AttendParams {
   const HeadParams* heads;
   const uint8_t* queries;   // QueryBytes per query block
   const float* q_shift;     // per query: what centring took from its scores, log2 units
-  const uint8_t* steps;     // StepBytes per step
+  const uint8_t* steps;     // BlockStepBytes per block of keys
   const float* value_unit;  // per KvUnit and channel
   const uint32_t* kept;
   float softcap;  // log2 units; 0 = off

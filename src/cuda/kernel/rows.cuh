@@ -8,16 +8,14 @@
 
 namespace sparge::cuda {
 
-inline constexpr int kPackThreads = 128;
-inline constexpr int kPackWarps = kPackThreads / 32;
-inline constexpr int kRoundRows = 64;  // that are in shared memory at once
+inline constexpr int kRoundRows = 64;  // queries that are in shared memory at once
 inline constexpr uint32_t kInfinityBits = 0x7F800000;
 
 // Bit i % 32 of word i / 32: element i changes its sign.
 struct SignBits {
-  uint32_t word[4];
+  uint32_t word[kLargestDim / 32];
   constexpr SignBits() : word() {
-    for (int i = 0; i < 128; ++i) {
+    for (int i = 0; i < kLargestDim; ++i) {
       if (impl::kRandomSigns.sign[i] < 0) word[i / 32] |= 1u << (i % 32);
     }
   }
@@ -167,20 +165,22 @@ struct Summary {
   }
 };
 
-// Sum over the threads of a block, in all of them. `scratch`: kPackWarps floats.
-__device__ inline float BlockSum(float x, float* scratch) {
+// Sum over the threads of a block, in all of them. `scratch`: a float per warp.
+template <int kWarps>
+__device__ float BlockSum(float x, float* scratch) {
   x = WarpSum(x);
   __syncthreads();
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
   __syncthreads();
   float sum = 0;
-  for (int w = 0; w < kPackWarps; ++w) sum += scratch[w];
+  for (int w = 0; w < kWarps; ++w) sum += scratch[w];
   return sum;
 }
 
 // Squared length of the mean unit vector, from the sum of unit vectors.
-__device__ inline float Similarity(float unit, int tokens, float* scratch) {
-  const float squared = BlockSum(unit * unit, scratch);
+template <int kWarps>
+__device__ float Similarity(float unit, int tokens, float* scratch) {
+  const float squared = BlockSum<kWarps>(unit * unit, scratch);
   const float n = static_cast<float>(tokens);
   return tokens == 0 ? 0.0f : fminf(squared / (n * n), 1.0f);
 }

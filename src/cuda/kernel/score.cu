@@ -11,17 +11,21 @@ constexpr float kMinusInfinity = -INFINITY;
 // block, and the same of the second.
 template <int kDim>
 struct Scorer {
-  static constexpr int kParts = kDim / 32;  // k of an mma
+  static constexpr int kProducts = kDim / 32;  // along the channels
   static constexpr int kKeyTiles = kTileK / 8;
 
   const StageParams& p;
   int lane = threadIdx.x % 32;
 
   struct Rows {
-    uint32_t a[kParts][4];
+    uint32_t a[kProducts][4];
     float factor[2], shift[2];
     Range keys[2];  // that the row sees
   };
+
+  // In which order channels are multiplied does not matter, as long as it is one for rows and keys: a lane takes the 16
+  // bytes of a chunk at once, for the two products from k on.
+  __device__ int ChunkOf(int k) const { return 2 * k + lane % 4; }
 
   // What row r of a block sees: a pool stands where its last query is, a query by itself sees what the first one does.
   __device__ Range KeysOfScored(const MapRow& row, int r) const {
@@ -38,10 +42,12 @@ struct Scorer {
     const int r = lane / 4;
     const int64_t at = row.index * kScoredRows + r;
 #pragma unroll
-    for (int k = 0; k < kParts; ++k) {
-      const uint8_t* from = p.scored.rows + at * kDim + k * 32 + lane % 4 * 4;
-      rows.a[k][half] = *reinterpret_cast<const uint32_t*>(from);
-      rows.a[k][half + 2] = *reinterpret_cast<const uint32_t*>(from + 16);
+    for (int k = 0; k < kProducts; k += 2) {
+      const uint4 four = *reinterpret_cast<const uint4*>(p.scored.rows + at * kDim + ChunkOf(k) * 16);
+      rows.a[k][half] = four.x;
+      rows.a[k][half + 2] = four.y;
+      rows.a[k + 1][half] = four.z;
+      rows.a[k + 1][half + 2] = four.w;
     }
     rows.factor[half] = p.scored.factor[at];
     rows.shift[half] = p.scored.shift[at];
@@ -51,22 +57,21 @@ struct Scorer {
   // The sums of a key block, both query blocks at once.
   __device__ void Multiply(const Rows& rows, int64_t kv_block, int32_t (&sums)[kKeyTiles][4]) const {
     constexpr int kKeys = StepKeys(kDim);
-    const uint8_t* steps = p.steps + kv_block * (kTileK / kKeys) * p.step_bytes;
+    // Every part of the channels has the keys; the first one's are read.
+    constexpr int kParts = ChannelParts(kDim);
+    const uint8_t* steps = p.steps + kv_block * (kTileK / kKeys) * kParts * p.step_bytes;
 #pragma unroll
     for (int n = 0; n < kKeyTiles; ++n) {
       const int key = n * 8 + lane / 4;
-      const uint8_t* image = steps + key / kKeys * p.step_bytes;
+      const uint8_t* image = steps + key / kKeys * kParts * p.step_bytes;
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[n][i] = 0;
 #pragma unroll
-      for (int k = 0; k < kParts; ++k) {
-        uint32_t b[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = SwizzledByte<kDim>(key % kKeys, k * 32 + i * 16 + lane % 4 * 4);
-          b[i] = *reinterpret_cast<const uint32_t*>(image + at);
-        }
-        MultiplyS8(sums[n], rows.a[k], b[0], b[1]);
+      for (int k = 0; k < kProducts; k += 2) {
+        const int at = SwizzledByte<kDim>(key % kKeys, ChunkOf(k) * 16);
+        const uint4 four = *reinterpret_cast<const uint4*>(image + at);
+        MultiplyS8(sums[n], rows.a[k], four.x, four.y);
+        MultiplyS8(sums[n], rows.a[k + 1], four.z, four.w);
       }
     }
   }
@@ -192,11 +197,17 @@ extern "C" __global__ void __launch_bounds__(kThreads) sparge_score_keys_64(cons
 extern "C" __global__ void __launch_bounds__(kThreads) sparge_score_keys_128(const __grid_constant__ StageParams p) {
   ScoreKeys<128>(p);
 }
+extern "C" __global__ void __launch_bounds__(kThreads) sparge_score_keys_256(const __grid_constant__ StageParams p) {
+  ScoreKeys<256>(p);
+}
 extern "C" __global__ void __launch_bounds__(kThreads) sparge_score_means_64(const __grid_constant__ StageParams p) {
   ScoreMeans<64>(p);
 }
 extern "C" __global__ void __launch_bounds__(kThreads) sparge_score_means_128(const __grid_constant__ StageParams p) {
   ScoreMeans<128>(p);
+}
+extern "C" __global__ void __launch_bounds__(kThreads) sparge_score_means_256(const __grid_constant__ StageParams p) {
+  ScoreMeans<256>(p);
 }
 
 }  // namespace sparge::cuda

@@ -18,27 +18,37 @@ namespace host = sparge::testing::host;
 #define SPARGE_KERNELS(X)                       \
   X(sparge_survey_64, SurveyParams)             \
   X(sparge_survey_128, SurveyParams)            \
+  X(sparge_survey_256, SurveyParams)            \
   X(sparge_units_64_f16, SurveyParams)          \
   X(sparge_units_128_f16, SurveyParams)         \
+  X(sparge_units_256_f16, SurveyParams)         \
   X(sparge_units_64_fp8, SurveyParams)          \
   X(sparge_units_128_fp8, SurveyParams)         \
+  X(sparge_units_256_fp8, SurveyParams)         \
   X(sparge_pack_keys_64_f16, PackKeysParams)    \
   X(sparge_pack_keys_128_f16, PackKeysParams)   \
+  X(sparge_pack_keys_256_f16, PackKeysParams)   \
   X(sparge_pack_keys_64_fp8, PackKeysParams)    \
   X(sparge_pack_keys_128_fp8, PackKeysParams)   \
+  X(sparge_pack_keys_256_fp8, PackKeysParams)   \
   X(sparge_pack_queries_64, PackQueriesParams)  \
   X(sparge_pack_queries_128, PackQueriesParams) \
+  X(sparge_pack_queries_256, PackQueriesParams) \
   X(sparge_score_keys_64, StageParams)          \
   X(sparge_score_keys_128, StageParams)         \
+  X(sparge_score_keys_256, StageParams)         \
   X(sparge_score_means_64, StageParams)         \
   X(sparge_score_means_128, StageParams)        \
+  X(sparge_score_means_256, StageParams)        \
   X(sparge_select, StageParams)                 \
   X(sparge_write_empty, EmptyParams)            \
   X(sparge_merge, MergeParams)                  \
   X(sparge_attend_64_f16, AttendParams)         \
   X(sparge_attend_128_f16, AttendParams)        \
+  X(sparge_attend_256_f16, AttendParams)        \
   X(sparge_attend_64_fp8, AttendParams)         \
-  X(sparge_attend_128_fp8, AttendParams)
+  X(sparge_attend_128_fp8, AttendParams)        \
+  X(sparge_attend_256_fp8, AttendParams)
 
 namespace sparge::cuda {
 #define SPARGE_DECLARE(name, Params) extern "C" void name(const Params p);
@@ -114,6 +124,7 @@ int ModuleGetFunction(void** function, void*, const char* name) {
   *function = reinterpret_cast<void*>(found->second);
   return 0;
 }
+int FuncSetAttribute(void*, int, int) { return 0; }  // there is room for all
 int LaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
                  unsigned shared_bytes, void*, void** parameters, void**) {
   SPARGE_MAY_FAIL(cuLaunchKernel);
@@ -121,6 +132,7 @@ int LaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned th
   host::Launch({x, y, z}, threads, shared_bytes, [&] { kernel(parameters[0]); });
   return 0;
 }
+int CtxSynchronize() { return 0; }  // launches run to their end
 int MemAlloc(unsigned long long* address, size_t bytes) {
   SPARGE_MAY_FAIL(cuMemAlloc);
   // What nobody wrote reads as NaN.
@@ -172,6 +184,8 @@ extern "C" __attribute__((visibility("default"))) int cuGetProcAddress_v2(const 
       {"cuDevicePrimaryCtxRelease", reinterpret_cast<void*>(&PrimaryCtxRelease)},
       {"cuCtxPushCurrent", reinterpret_cast<void*>(&CtxPushCurrent)},
       {"cuCtxPopCurrent", reinterpret_cast<void*>(&CtxPopCurrent)},
+      {"cuFuncSetAttribute", reinterpret_cast<void*>(&FuncSetAttribute)},
+      {"cuCtxSynchronize", reinterpret_cast<void*>(&CtxSynchronize)},
       {"cuModuleLoadData", reinterpret_cast<void*>(&ModuleLoadData)},
       {"cuModuleUnload", reinterpret_cast<void*>(&ModuleUnload)},
       {"cuModuleGetFunction", reinterpret_cast<void*>(&ModuleGetFunction)},
