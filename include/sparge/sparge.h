@@ -317,6 +317,27 @@ typedef struct sparge_stats {
   int64_t key_blocks, key_blocks_reused; /* of all kv heads, once per precision: those needed; found in the cache */
 } sparge_stats;
 
+/* Keys and values of a part as int8 heads pack them, for sending: half of what fp16 takes, and whoever gets them
+ * computes with the very numbers of whoever left them, if both have the same instruction set. Arrays are contiguous;
+ * k_blocks = ceil(kv_tokens / 64), and D = qk_dim rounded up to a multiple of 4, for rotation fills what is behind.
+ * Where it was needed (numerics.md) a block of values has a second half of bits. */
+typedef struct sparge_key_codes {
+  int8_t* keys;         /* (batch, kv_heads, kv_tokens, D): centred, rotated and rounded */
+  float* key_scales;    /* (batch, kv_heads, kv_tokens) */
+  int8_t* values;       /* (batch, kv_heads, kv_tokens, v_dim) */
+  float* value_scales;  /* (batch, kv_heads, k_blocks, v_dim), in a power of two that key_survey tells */
+  int8_t* fine_values;  /* as values; tokens of blocks that do not need it are left as they are, and not read */
+  uint8_t* fine;        /* (batch, kv_heads, k_blocks): 0 = not needed, 1 = at peaks, 2 = always */
+  uint64_t* not_finite; /* (batch, kv_heads, k_blocks): bit j = key or value j is not */
+} sparge_key_codes;
+
+/* The pools of queries likewise; arrays (batch, q_heads, sparge_plan_pools, ...) as sparge_run_args.pool_rows. */
+typedef struct sparge_pool_codes {
+  int8_t* rows; /* (..., D) */
+  float* factors;
+  float* shifts;
+} sparge_pool_codes;
+
 typedef struct sparge_run_args {
   size_t struct_size;
   sparge_tensor q, k, v, o;
@@ -370,6 +391,17 @@ typedef struct sparge_run_args {
   /* A GPU's queue (CUstream, cudaStream_t) that the kernels of the call are put into; NULL = the default one. Nothing
    * is allocated or waited for, so that a call can be captured in a CUDA graph. Refused on a CPU. */
   void* stream;
+  /* What parts send each other as 8-bit integers; NULL = no. All need key_survey, and more than the few queries for
+   * which nothing is packed; not with a grid, offsets or SELECT_AUTO.
+   * key_codes_out: predict then reads k and v, fills this and does nothing else; all heads are int8.
+   * key_codes: int8 heads take them instead of k and v, whose data may be NULL if all heads are int8; predict reads
+   * keys and key_scales only.
+   * pool_codes_out, pool_codes: in place of pool_rows_out and pool_rows, beside the same pool_counts; all heads are
+   * int8. */
+  const sparge_key_codes* key_codes_out;
+  const sparge_key_codes* key_codes;
+  const sparge_pool_codes* pool_codes_out;
+  const sparge_pool_codes* pool_codes;
 } sparge_run_args;
 
 SPARGE_API void sparge_run_args_init_sized(sparge_run_args* args, size_t size);

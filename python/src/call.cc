@@ -54,45 +54,121 @@ sparge_lse ViewLse(const Array& array, const TensorView& q) {
   return {static_cast<float*>(array.data), strides[0], strides[1]};
 }
 
+namespace {
+
+// Takes an array by its name.
+class Reader {
+ public:
+  Reader(std::string name, nb::handle value) : name_(std::move(name)), value_(value) {}
+
+  template <class T>
+  Reader& Take(const char* of, Numbers<T>& numbers) {
+    if (name_ != of) return *this;
+    known_ = true;
+    nb::ndarray<T, nb::c_contig, nb::device::cpu> array;
+    if (!nb::try_cast(value_, array, /*convert=*/false)) RaiseType(name_ + ": is no contiguous array of its type");
+    numbers = array;
+    return *this;
+  }
+  // A dict of arrays.
+  template <class T>
+  Reader& Take(const char* of, std::optional<T>& codes) {
+    if (name_ != of) return *this;
+    known_ = true;
+    nb::dict arrays;
+    if (!nb::try_cast(value_, arrays, /*convert=*/false)) RaiseType(name_ + ": is no dict");
+    ReadCodes(arrays, codes.emplace());
+    return *this;
+  }
+  void Finish() const {
+    if (!known_) RaiseType("unexpected array '" + name_ + "'");
+  }
+
+ private:
+  static void ReadCodes(nb::dict arrays, KeyCodes& codes);
+  static void ReadCodes(nb::dict arrays, PoolCodes& codes);
+
+  std::string name_;
+  nb::handle value_;
+  bool known_ = false;
+};
+
+template <class T>
+T* DataOf(const Numbers<T>& numbers) {
+  return numbers ? numbers->data() : nullptr;
+}
+
+void Reader::ReadCodes(nb::dict arrays, KeyCodes& c) {
+  for (const auto& [key, value] : arrays) {
+    Reader(nb::cast<std::string>(key), value)
+        .Take("keys", c.keys)
+        .Take("key_scales", c.key_scales)
+        .Take("values", c.values)
+        .Take("value_scales", c.value_scales)
+        .Take("fine_values", c.fine_values)
+        .Take("fine", c.fine)
+        .Take("not_finite", c.not_finite)
+        .Finish();
+  }
+  c.pointers = {DataOf(c.keys),        DataOf(c.key_scales), DataOf(c.values),    DataOf(c.value_scales),
+                DataOf(c.fine_values), DataOf(c.fine),       DataOf(c.not_finite)};
+}
+
+void Reader::ReadCodes(nb::dict arrays, PoolCodes& c) {
+  for (const auto& [key, value] : arrays) {
+    Reader(nb::cast<std::string>(key), value)
+        .Take("rows", c.rows)
+        .Take("factors", c.factors)
+        .Take("shifts", c.shifts)
+        .Finish();
+  }
+  c.pointers = {DataOf(c.rows), DataOf(c.factors), DataOf(c.shifts)};
+}
+
+}  // namespace
+
 void PartArrays::Read(nb::dict arrays) {
   for (const auto& [key, value] : arrays) {
-    const std::string name = nb::cast<std::string>(key);
-    bool known = false;
-    const auto read = [&](const char* of, auto& numbers) {
-      if (name != of) return;
-      known = true;
-      typename std::remove_reference_t<decltype(numbers)>::value_type array;
-      if (!nb::try_cast(value, array, /*convert=*/false)) RaiseType(name + ": is no contiguous array of its type");
-      numbers = array;
-    };
-    read("key_survey", key_survey);
-    read("key_survey_out", key_survey_out);
-    read("pool_lse", pool_lse);
-    read("pool_lse_out", pool_lse_out);
-    read("pool_rows", pool_rows);
-    read("pool_rows_out", pool_rows_out);
-    read("pool_counts", pool_counts);
-    read("pool_counts_out", pool_counts_out);
-    if (!known) RaiseType("unexpected array '" + name + "'");
+    Reader(nb::cast<std::string>(key), value)
+        .Take("key_survey", key_survey)
+        .Take("key_survey_out", key_survey_out)
+        .Take("pool_lse", pool_lse)
+        .Take("pool_lse_out", pool_lse_out)
+        .Take("pool_rows", pool_rows)
+        .Take("pool_rows_out", pool_rows_out)
+        .Take("pool_counts", pool_counts)
+        .Take("pool_counts_out", pool_counts_out)
+        .Take("key_codes", key_codes)
+        .Take("key_codes_out", key_codes_out)
+        .Take("pool_codes", pool_codes)
+        .Take("pool_codes_out", pool_codes_out)
+        .Finish();
   }
 }
 
 void PartArrays::Set(RunArgs& args) const {
-  const auto data = [](const auto& numbers) { return numbers ? numbers->data() : nullptr; };
-  args.key_survey = data(key_survey);
-  args.key_survey_out = data(key_survey_out);
-  args.pool_lse = data(pool_lse);
-  args.pool_lse_out = data(pool_lse_out);
-  args.pool_rows = data(pool_rows);
-  args.pool_rows_out = data(pool_rows_out);
-  args.pool_counts = data(pool_counts);
-  args.pool_counts_out = data(pool_counts_out);
+  args.key_survey = DataOf(key_survey);
+  args.key_survey_out = DataOf(key_survey_out);
+  args.pool_lse = DataOf(pool_lse);
+  args.pool_lse_out = DataOf(pool_lse_out);
+  args.pool_rows = DataOf(pool_rows);
+  args.pool_rows_out = DataOf(pool_rows_out);
+  args.pool_counts = DataOf(pool_counts);
+  args.pool_counts_out = DataOf(pool_counts_out);
+  args.key_codes = key_codes ? &key_codes->pointers : nullptr;
+  args.key_codes_out = key_codes_out ? &key_codes_out->pointers : nullptr;
+  args.pool_codes = pool_codes ? &pool_codes->pointers : nullptr;
+  args.pool_codes_out = pool_codes_out ? &pool_codes_out->pointers : nullptr;
 }
 
 void PartArrays::Check(const sparge_plan* plan, const PlanDesc& desc) const {
   const int64_t survey = desc.batch * desc.kv_heads * (desc.qk_dim + 3);
   const int64_t rows = desc.batch * desc.q_heads * sparge_plan_pools(plan);
-  const int64_t blocks = desc.batch * desc.q_heads * ((desc.q_tokens + SPARGE_BLOCK_Q - 1) / SPARGE_BLOCK_Q);
+  const auto blocks_of = [](int64_t tokens, int64_t block) { return (tokens + block - 1) / block; };
+  const int64_t blocks = desc.batch * desc.q_heads * blocks_of(desc.q_tokens, SPARGE_BLOCK_Q);
+  const int64_t keys = desc.batch * desc.kv_heads * desc.kv_tokens;
+  const int64_t row = blocks_of(desc.qk_dim, 4) * 4;  // of integers
+  const int64_t key_blocks = desc.batch * desc.kv_heads * blocks_of(desc.kv_tokens, SPARGE_BLOCK_K);
   const auto check = [](const char* name, const auto& numbers, int64_t wanted) {
     if (numbers && static_cast<int64_t>(numbers->size()) != wanted) {
       throw std::length_error(std::string(name) + " has " + std::to_string(numbers->size()) + " entries, not " +
@@ -107,6 +183,22 @@ void PartArrays::Check(const sparge_plan* plan, const PlanDesc& desc) const {
   check("pool_rows_out", pool_rows_out, rows * desc.qk_dim);
   check("pool_counts", pool_counts, blocks);
   check("pool_counts_out", pool_counts_out, blocks);
+  for (const std::optional<KeyCodes>* codes : {&key_codes, &key_codes_out}) {
+    if (!*codes) continue;
+    check("keys", (*codes)->keys, keys * row);
+    check("key_scales", (*codes)->key_scales, keys);
+    check("values", (*codes)->values, keys * desc.v_dim);
+    check("fine_values", (*codes)->fine_values, keys * desc.v_dim);
+    check("value_scales", (*codes)->value_scales, key_blocks * desc.v_dim);
+    check("fine", (*codes)->fine, key_blocks);
+    check("not_finite", (*codes)->not_finite, key_blocks);
+  }
+  for (const std::optional<PoolCodes>* codes : {&pool_codes, &pool_codes_out}) {
+    if (!*codes) continue;
+    check("rows", (*codes)->rows, rows * row);
+    check("factors", (*codes)->factors, rows);
+    check("shifts", (*codes)->shifts, rows);
+  }
 }
 
 Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::dict options, Asker asker, Outputs outputs,

@@ -18,10 +18,27 @@ struct CallStats {
   std::vector<sparge_head_stats> heads;  // batch x q_heads
 };
 
+template <class T>
+using Numbers = std::optional<nb::ndarray<T, nb::c_contig, nb::device::cpu>>;
+
+// sparge_key_codes and sparge_pool_codes: in Python a dict of arrays by the same names.
+struct KeyCodes {
+  Numbers<int8_t> keys, values, fine_values;
+  Numbers<float> key_scales, value_scales;
+  Numbers<uint8_t> fine;
+  Numbers<uint64_t> not_finite;
+  sparge_key_codes pointers = {};
+};
+struct PoolCodes {
+  Numbers<int8_t> rows;
+  Numbers<float> factors, shifts;
+  sparge_pool_codes pointers = {};
+};
+
 // What parts of a larger call leave for each other, as sparge_run_args has it, contiguous. Missing ones are not wanted.
 struct PartArrays {
-  template <class T>
-  using Numbers = std::optional<nb::ndarray<T, nb::c_contig, nb::device::cpu>>;
+  std::optional<KeyCodes> key_codes, key_codes_out;
+  std::optional<PoolCodes> pool_codes, pool_codes_out;
   Numbers<double> key_survey, key_survey_out, pool_lse, pool_lse_out;
   Numbers<float> pool_rows, pool_rows_out;
   Numbers<int32_t> pool_counts, pool_counts_out;

@@ -54,7 +54,8 @@ def whole_map(q, k, options):
 def compare(case, rank):
     """A case beside one rank."""
     shape = case.get("shape", [4, 2, 1500, 1500])
-    q, k, v = walks(*shape, seed=case.get("seed", 3), dtype=getattr(torch, case.get("dtype", "float32")))
+    dtype = getattr(torch, case.get("dtype", "float32"))
+    q, k, v = walks(*shape, seed=case.get("seed", 3), dtype=dtype, dim=case.get("dim", DIM))
     how, shard = case["options"], case.get("shard", "contiguous")
     wanted, lse, stats = sparge.attention(q, k, v, return_lse=True, return_stats=True, **how)
     with_map = case["schedule"] != "ulysses"
@@ -71,6 +72,7 @@ def compare(case, rank):
         "computed": sum(t.qk_computed for t in own_stats.ranks), "eligible": sum(t.qk_eligible for t in own_stats.ranks),
         "computed by one": stats.qk_tiles["computed"], "eligible of one": stats.qk_tiles["eligible"],
         "imbalance": own_stats.imbalance, "bytes": own_stats.bytes_sent, "tokens": len(places),
+        "bytes of": own_stats.bytes_of, "travelled": own_stats.travelled,
     }  # fmt: skip
     if with_map and how.get("select") != "all":
         blocks = [int(p) // 128 for p in places[::128]]
@@ -177,9 +179,39 @@ def read_prompt(case, rank):
             token = {"input_ids": ids[:, -1:] + 1, "position_ids": torch.tensor([[2100]])}
             mine = model(**token, past_key_values=read.cache).logits
             found["next"] = l2(mine, model(**token, past_key_values=wanted.past_key_values).logits)
+    found["beside one rank"] = beside_one_rank(ids, rank)
     model.config.sliding_window = 5
     found["refused"] = refusal(lambda: sdt.prefill(model, ids))
     return found
+
+
+def perplexity(model, ids, read, group):
+    """Of all ranks of the group."""
+    places = read.positions[read.positions + 1 < ids.shape[1]]
+    logits = model.lm_head(read.hidden[0, : len(places)]).double()
+    loss = torch.nn.functional.cross_entropy(logits, ids[0, places + 1], reduction="sum")
+    dist.all_reduce(loss, group=group)
+    return float((loss / (ids.shape[1] - 1)).exp())
+
+
+def beside_one_rank(ids, rank):
+    """The same prompt read by a group of one, which draws the same samples. Random weights look everywhere: only a wide
+    bound skips anything."""
+    alone = [dist.new_group([r]) for r in range(dist.get_world_size())][rank]
+    one, both = small_llama()[0], small_llama()[0]
+    wanted = sdt_prefill(one, ids, group=alone)
+    read = sdt_prefill(both, ids, schedule="all_gather")
+    return {
+        "hidden": l2(read.hidden, wanted.hidden[:, read.positions]), "sparsity": [s.sparsity for s in wanted.stats],
+        "tiles": [sum(t.qk_computed for s in of.stats for t in s.ranks) for of in (wanted, read)],
+        "perplexity": [perplexity(one, ids, wanted, alone), perplexity(both, ids, read, None)],
+    }  # fmt: skip
+
+
+def sdt_prefill(model, ids, **options):
+    import sparge.distributed.transformers as sdt
+
+    return sdt.prefill(model, ids, target_l2=0.5, timeout=60, **options)
 
 
 def denoise(case, rank):

@@ -169,6 +169,7 @@ void Decode(const Pass& pass, sparge_stats& stats) {
 
 void Attend(const std::vector<Plan>& plans, const sparge_run_args& args) {
   sparge_stats stats{};
+  if (args.key_codes != nullptr) CheckFine(plans.front(), *args.key_codes);
   ClearResults(plans.front(), args);
   WriteKeyless(plans.front(), plans.front().machine.executor, args);
   const Sampling sampling = StartSampling(plans.front(), -1.0);
@@ -198,11 +199,15 @@ void Attend(const std::vector<Plan>& plans, const sparge_run_args& args) {
 
 void Predict(const std::vector<Plan>& plans, const sparge_run_args& args) {
   sparge_stats stats{};
-  if (args.pool_counts != nullptr) CheckPools(plans.front(), args);
+  if (args.pool_counts != nullptr) CheckCounts(plans.front(), args);
   ClearResults(plans.front(), args);
   ForEachPlan(plans, args, [&](const Pass& pass) {
     if (args.key_survey_out != nullptr) return LeaveSurvey(pass.plan, pass.heads, args, pass.w.packed);
     Stopwatch watch;
+    if (args.key_codes_out != nullptr) {
+      PackAll(pass.plan, pass.heads, args, /*with_values=*/true, pass.w.packed);
+      return;
+    }
     if (pass.plan.predicts()) PackAll(pass.plan, pass.heads, args, /*with_values=*/false, pass.w.packed);
     stats.pack_ms += watch.Lap();
     if (pass.plan.calibrates()) TakeSettings(pass, {0, pass.plan.q_heads}, nullptr);  // as calibrated so far

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "src/cpu/parts.h"
+
 namespace sparge::impl {
 namespace {
 
@@ -127,7 +129,12 @@ void PoolMasses(const Plan& plan, const sparge_run_args& args, const Packed& pac
   const PoolMemory mine = OfWorker(plan, memory, worker);
   const Sequence& s = plan.sequences[first.sequence];
   const int64_t count = (blocks - 1) * plan.predictor->pools + PoolsIn(plan, s, first.block + blocks - 1);
-  PackPools(plan, packed, first, count, IsAbsolute(args), worker, {mine.rows, mine.factor, mine.shift});
+  const QueryRows rows{mine.rows, mine.factor, mine.shift};
+  if (args.pool_codes != nullptr) {
+    TakeCodedPools(plan, args, first, count, rows);
+  } else {
+    PackPools(plan, packed, first, count, IsAbsolute(args), worker, rows);
+  }
 
   KernelArgs k{};
   const int64_t step = plan.predictor->pool_rows();

@@ -6,6 +6,7 @@
 
 #include "src/base/half.h"
 #include "src/base/threads.h"
+#include "src/cpu/codes.h"
 #include "src/cpu/glance.h"
 #include "src/cpu/pack_ops.h"
 #include "src/cpu/parts.h"
@@ -76,7 +77,7 @@ bool Packer::FindStale(const BlockId& id, int64_t task) const {
 // First pass: block means (kept where the summaries will be) and magnitudes.
 void Packer::SurveyBlock(int32_t worker, int64_t task) const {
   const BlockId id = FindKeyBlock(plan, task);
-  if (!IsNeeded(id)) return;
+  if (!IsNeeded(id) || args.key_survey != nullptr) return;
   const bool stale = FindStale(id, task);
   if (packed.cache.stale != nullptr) packed.cache.stale[task] = stale;
   if (stale) SurveyTokens(worker, id, task);
@@ -159,6 +160,7 @@ void Packer::ChooseCentre(int32_t worker, int64_t index, int64_t tokens) const {
 void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
   const BlockId id = FindKeyBlock(plan, task);
   if (!IsNeeded(id) || !IsStale(task)) return;
+  if (TakesCodes(plan, args)) return TakeKeyCodes(plan, args, packed, id, task, with_values);
   const int64_t index = plan.KvUnit(id.sequence, id.head);
   const KeyUnits units = packed.units[index];
   const QuantGrid& grid = plan.grid();
@@ -209,6 +211,7 @@ void Packer::PackKeyBlock(int32_t worker, int64_t task) const {
     poison |= ops.values(values);
   }
   packed.poison[task] = poison;
+  if (args.key_codes_out != nullptr) return LeaveKeyCodes(plan, args, packed, id, task);
   if (packed.cache.glance == nullptr || !with_values) return;
   if (plan.glances) packed.cache.checksum[task] = 0;  // nobody has summed up what is packed now
   packed.cache.glance[task] = plan.glances ? GlanceOf(id) : GlanceAt(plan, args, id.sequence, id.block);
@@ -241,7 +244,7 @@ PackRowsArgs QueryArgs(const Plan& plan, const Packed& packed, const BlockId& id
 void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   const BlockId id = FindQueryBlock(plan, task);
   if (!heads.active[id.head]) return;
-  if (args.pool_rows != nullptr) return TakePools(plan, args, id, worker, packed);
+  if (args.pool_counts != nullptr) return TakePools(plan, args, id, worker, packed);
   const Sequence& s = plan.sequences[id.sequence];
   PackRowsArgs rows = QueryArgs(plan, packed, id);
   rows.tokens =
@@ -259,7 +262,7 @@ void Packer::PackQueryBlock(int32_t worker, int64_t task) const {
   if (packed.unlike == nullptr) return;
   ops.unlike({rows.tokens, rows.dim_pad, rows.mean, rows.pool_rows, rows.scratch}, packed.unlike[task]);
   if (packed.unlike[task].TooMany()) *rows.similarity = kNotAlike;
-  if (args.pool_rows_out != nullptr) LeavePools(plan, args, packed, id);
+  if (args.pool_counts_out != nullptr) LeavePools(plan, args, packed, id, worker);
 }
 
 void LayKeys(const Plan& plan, Arena& arena, Packed& p) {
@@ -385,8 +388,9 @@ KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_r
     counts.all += needed;
     counts.reused += needed && !packer.IsStale(task);
   }
+  const int64_t q_blocks = args.key_codes_out == nullptr ? plan.q_heads * plan.all_q_blocks : 0;
   // Keys and queries in one loop: one wait less.
-  ForEach(executor, k_blocks + plan.q_heads * plan.all_q_blocks, [&](int32_t worker, int64_t task) {
+  ForEach(executor, k_blocks + q_blocks, [&](int32_t worker, int64_t task) {
     task < k_blocks ? packer.PackKeyBlock(worker, task) : packer.PackQueryBlock(worker, task - k_blocks);
   });
   return counts;

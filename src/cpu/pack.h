@@ -95,7 +95,9 @@ KeyBlockCounts PackAll(const Plan& plan, const HeadChoice& heads, const sparge_r
                        const Packed& packed);
 
 // Sums over keys leave or come, and are those of the keys as they are, not of the centred ones.
-inline bool IsAbsolute(const sparge_run_args& args) { return args.pool_lse != nullptr || args.pool_lse_out != nullptr; }
+inline bool IsAbsolute(const sparge_run_args& args) {
+  return args.pool_lse != nullptr || args.pool_lse_out != nullptr || args.pool_codes_out != nullptr;
+}
 
 // Where packed queries go.
 struct QueryRows {

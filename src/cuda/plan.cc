@@ -119,6 +119,8 @@ CudaPlan::Call CudaPlan::Begin(const sparge_run_args& args, bool with_values) co
       {"key_survey", args.key_survey},   {"key_survey_out", args.key_survey_out},
       {"pool_rows", args.pool_rows},     {"pool_rows_out", args.pool_rows_out},
       {"pool_counts", args.pool_counts}, {"pool_counts_out", args.pool_counts_out},
+      {"key_codes", args.key_codes},     {"key_codes_out", args.key_codes_out},
+      {"pool_codes", args.pool_codes},   {"pool_codes_out", args.pool_codes_out},
   };
   for (const auto& [name, given] : parts) {
     SPARGE_REQUIRE(given == nullptr, "%s: a GPU takes whole calls only", name);

@@ -12,6 +12,7 @@
 #include "src/base/status.h"
 #include "src/base/threads.h"
 #include "src/problem/order.h"
+#include "src/problem/parts.h"
 
 namespace sparge::impl {
 namespace {
@@ -407,49 +408,13 @@ void WriteKeyless(const Problem& problem, const sparge_executor& executor, const
   });
 }
 
-namespace {
-
-// What parts of a call leave for each other. `pools`: the call has pools.
-void CheckParts(const Problem& problem, const sparge_run_args& args, Call call, bool pools) {
-  const bool survey = args.key_survey != nullptr || args.key_survey_out != nullptr;
-  SPARGE_REQUIRE(!survey || (problem.cache_blocks == 0 && (call == Call::kRun || call == Call::kPredict)),
-                 "%s is given, but only run and predict without a cache have one",
-                 args.key_survey != nullptr ? "key_survey" : "key_survey_out");
-  SPARGE_REQUIRE(args.key_survey_out == nullptr || call == Call::kPredict,
-                 "key_survey_out is given, but only predict fills it");
-  const bool others = args.map_out != nullptr || args.mass_out != nullptr || args.stats != nullptr ||
-                      args.head_stats != nullptr || args.pool_rows_out != nullptr || args.pool_lse != nullptr;
-  if (args.key_survey_out != nullptr) {
-    CheckTensor(problem, "v", args.v, {problem.kv_heads, problem.kv_tokens, problem.v_dim}, false);
-    SPARGE_REQUIRE(!others && args.pool_lse_out == nullptr && args.pool_rows == nullptr,
-                   "key_survey_out is given: then predict fills it and nothing else");
-    SPARGE_REQUIRE(!problem.has_unasked_keys,
-                   "key_survey_out is given, but a sequence has keys and no queries: such keys are not read");
-  }
-  SPARGE_REQUIRE((args.pool_rows == nullptr) == (args.pool_counts == nullptr), "%s is missing",
-                 args.pool_rows == nullptr ? "pool_rows" : "pool_counts");
-  SPARGE_REQUIRE((args.pool_rows_out == nullptr) == (args.pool_counts_out == nullptr), "%s is missing",
-                 args.pool_rows_out == nullptr ? "pool_rows_out" : "pool_counts_out");
-  SPARGE_REQUIRE((args.pool_rows == nullptr && args.pool_rows_out == nullptr) || pools,
-                 "%s is given, but only run and predict with select=FLOOR and the predictor of its default have pools",
-                 args.pool_rows != nullptr ? "pool_rows" : "pool_rows_out");
-  if (args.pool_rows == nullptr) return;
-  SPARGE_REQUIRE(call == Call::kPredict && args.pool_lse_out != nullptr,
-                 "pool_rows is given, but only predict with pool_lse_out takes them");
-  SPARGE_REQUIRE(!others, "pool_rows is given: then predict fills pool_lse_out and nothing else");
-}
-
-}  // namespace
-
 void CheckArgs(const Problem& problem, const sparge_run_args& args, Call call, const Needs& needs) {
-  if (args.pool_rows == nullptr) {
-    CheckTensor(problem, "q", args.q, {problem.q_heads, problem.q_tokens, problem.qk_dim}, false);
-  }
-  CheckTensor(problem, "k", args.k, {problem.kv_heads, problem.kv_tokens, problem.qk_dim}, false);
-  if (call != Call::kPredict) {
-    CheckTensor(problem, "v", args.v, {problem.kv_heads, problem.kv_tokens, problem.v_dim}, false);
-    if (call != Call::kCalibrate)
-      CheckTensor(problem, "o", args.o, {problem.q_heads, problem.q_tokens, problem.v_dim}, true);
+  const Reads reads = ReadsOf(problem, args, call);
+  if (reads.q) CheckTensor(problem, "q", args.q, {problem.q_heads, problem.q_tokens, problem.qk_dim}, false);
+  if (reads.k) CheckTensor(problem, "k", args.k, {problem.kv_heads, problem.kv_tokens, problem.qk_dim}, false);
+  if (reads.v) CheckTensor(problem, "v", args.v, {problem.kv_heads, problem.kv_tokens, problem.v_dim}, false);
+  if (call != Call::kPredict && call != Call::kCalibrate) {
+    CheckTensor(problem, "o", args.o, {problem.q_heads, problem.q_tokens, problem.v_dim}, true);
   }
   CheckMaskArgs(problem, args);
   const bool no_tiles = problem.batch * problem.q_blocks * problem.k_blocks == 0;

@@ -48,9 +48,10 @@ def attention(
     """Attention of this rank's queries to the keys of all ranks; `options` are those of sparge.attention.
 
     q, k, v: this rank's tokens, as `shard` cuts them. All ranks of `group` (torch.distributed with gloo) call with the same
-    arguments. schedule: "ring" (memory of a part), "all_gather" (fewest steps; the bits of one rank), "ulysses" (heads
-    are split; as many kv heads as ranks, or more). With `return_lse`, `return_stats` and `return_map` a tuple of what was
-    asked for: the natural log-sum-exp, `Stats`, and the block map of this rank's queries.
+    arguments. schedule: "ring" (memory of a part; int8 heads send keys and values as 8-bit integers), "all_gather" (fewest
+    steps; the bits of one rank), "ulysses" (heads are split; as many kv heads as ranks, or more). With `return_lse`,
+    `return_stats` and `return_map` a tuple of what was asked for: the natural log-sum-exp, `Stats`, and the block map of
+    this rank's queries.
 
     timeout: seconds after which a rank that gives no sign of life, or does not come, is a RankError on all others.
     """
@@ -110,9 +111,9 @@ def _agreed(q: Any, k: Any, v: Any, links: Links, asked: Asked) -> Call:
 
 def _stats(call: Call, began: float) -> Stats:
     links = call.links
-    waited, sent = links.waited_s, links.bytes_sent
-    everybody = links.tell_all(vars(call.tiles), "statistics")
-    return Stats(call.tiles, [Tiles(**of) for of in everybody], sent, waited, time.perf_counter() - began, links.trace)
+    waited, sent = links.waited_s, dict(links.bytes_of)
+    ranks = [Tiles(**of) for of in links.tell_all(vars(call.tiles), "statistics")]
+    return Stats(call.tiles, ranks, sent, call.travelled, waited, time.perf_counter() - began, links.trace)
 
 
 def _returned(call: Call, q: torch.Tensor, out: Any, lse: Any, stats: Stats | None) -> Any:

@@ -62,12 +62,20 @@ class Stats:
 
     tiles: Tiles
     ranks: list[Tiles]
-    bytes_sent: int
+    bytes_of: dict[str, int]
+    """What this rank sent to others, by what it was; "... to measure" and "choices" are samples."""
+    travelled: dict[str, int]
+    """How many kv heads sent their keys and values in which type, in the ring: "int8" with scales, or their own, which is
+    that of heads in other precisions."""
     waited_s: float
     time_s: float
     trace: list[tuple[str, float, float]] = field(repr=False)
     """(what, begin, end) by time.perf_counter of this rank: "compute R" with the keys of rank R, "travel R" until they
     are here, "wait ..."."""
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(self.bytes_of.values())
 
     @property
     def sparsity(self) -> float:
@@ -117,6 +125,7 @@ class Call:
         self._check_shapes()
         self.tiles = Tiles()
         self.map: torch.Tensor | None = None
+        self.travelled: dict[str, int] = {}
         self.how = by_hand(self.options)
         self._check_with_library()
 
@@ -127,7 +136,8 @@ class Call:
         views: Any = [_arrays.torch_view(name, t.contiguous()) for name, t in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse))]
         how = {"select": "all"} if self.how is None else self.how
         offset = {name: self.options[name] for name in ("query_offset",) if self.options.get(name) is not None}
-        _core.run_part(views[0], views[1], views[2], views[3], views[4], None, {**self.scores(), **offset, **how}, {})
+        done = _core.run_part(views[0], views[1], views[2], views[3], views[4], None, {**self.scores(), **offset, **how}, {})
+        self.isa = done.fields()["isa"]
         if self.how is None:
             Calibration(1, **{name: self.options[name] for name in BOUNDS if self.options.get(name) is not None})
             if not isinstance(self.options.get("precision", "int8"), (str, type(None))):
@@ -156,7 +166,7 @@ class Call:
         alike.update({f"dtype of {name}": str(t.dtype)[6:] for name, t in (("q", self.q), ("k", self.k), ("v", self.v))})
         alike.update({name: _short(value) for name, value in self.options.items() if name != "threads"})
         alike.update({"results": list(self.asked.wanted), "policy": list(self.asked.policy or ()), "measure_every": self.asked.measure_every})
-        return {"alike": alike, "tokens": [self.q.shape[2], self.k.shape[2]]}
+        return {"alike": alike, "isa": self.isa, "tokens": [self.q.shape[2], self.k.shape[2]]}
 
     def agree(self, headers: list[dict[str, Any]]) -> None:
         """All ranks ask for the same, and each has its part of the sequence. All ranks say so, or none."""
@@ -181,6 +191,8 @@ class Call:
                         f"(shard={self.shard!r}) is {count_tokens(of[rank])}; use sparge.distributed.shard"
                     )
 
+        # Instruction sets differ in what integers they multiply.
+        self.same_integers = len({header["isa"] for header in headers}) == 1
         self._take_policy()
 
     def _take_policy(self) -> None:

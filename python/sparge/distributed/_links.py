@@ -41,7 +41,7 @@ class Links:
         self.failed: RankError | None = None
         self._watch: Watch | None = None
         self.timeout = timeout
-        self.bytes_sent = 0
+        self.bytes_of: dict[str, int] = {}
         self.waited_s = 0.0
         self.trace: list[tuple[str, float, float]] = []
         if self.ranks == 1:
@@ -59,7 +59,7 @@ class Links:
         if self.failed is not None:
             raise RankError(self.failed.rank, f"{self.failed.text}; that was an earlier call, and the group is spent")
         self.timeout = timeout
-        self.bytes_sent, self.waited_s, self.trace = 0, 0.0, []
+        self.bytes_of, self.waited_s, self.trace = {}, 0.0, []
         if self._watch is not None:
             self._watch.begin()
 
@@ -78,9 +78,9 @@ class Links:
             self._queue.put(None)
             self._watch.close()
 
-    def send(self, tensor: torch.Tensor, to: int) -> Transfer:
+    def send(self, tensor: torch.Tensor, to: int, what: str) -> Transfer:
         flat = _as_bytes(tensor.contiguous())
-        self.bytes_sent += flat.numel()
+        self.bytes_of[what] = self.bytes_of.get(what, 0) + flat.numel()
         return self._post(flat, lambda: dist.isend(flat, self._globals[to], group=self.group, tag=_TAG), to)
 
     def receive(self, into: torch.Tensor, source: int) -> Transfer:
@@ -118,7 +118,7 @@ class Links:
         flat = tensor.contiguous().view(-1)
         found = [flat if r == self.rank else flat.new_empty(sizes[r]) for r in range(self.ranks)]
         others = [r for r in range(self.ranks) if r != self.rank]
-        transfers = [self.receive(found[r], r) for r in others] + [self.send(flat, r) for r in others]
+        transfers = [self.receive(found[r], r) for r in others] + [self.send(flat, r, what) for r in others]
         self.wait(transfers, what)
         return found
 
@@ -126,7 +126,7 @@ class Links:
         """outgoing[r] goes to rank r, incoming[r] is filled by it; what a rank has for itself is copied."""
         incoming[self.rank].view(-1).copy_(outgoing[self.rank].reshape(-1))
         others = [r for r in range(self.ranks) if r != self.rank]
-        transfers = [self.receive(incoming[r], r) for r in others] + [self.send(outgoing[r], r) for r in others]
+        transfers = [self.receive(incoming[r], r) for r in others] + [self.send(outgoing[r], r, what) for r in others]
         self.wait(transfers, what)
 
     def tell_all(self, message: dict[str, Any], what: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import torch
 from .. import _arrays, _core
 from ._call import Call, by_heads, by_tokens, cut, whole
 from ._choose import Kept, choose
+from ._codes import Parcels, Part, row_of
 from ._shards import Segment, count_tokens
 
 Result = tuple[torch.Tensor, torch.Tensor]
@@ -120,12 +121,17 @@ def _survey(call: Call) -> np.ndarray[Any, Any]:
     return total.reshape(-1)
 
 
+Pools = dict[str, "np.ndarray[Any, Any]"]
+"""Arrays of sparge_run_args, per head and pool: floats, or as int8 heads round them, what makes scores of them beside."""
+
+
 class _Pools:
     """Stage 1 over all keys without moving them: pools of queries go to where keys are, and sums come back."""
 
-    def __init__(self, call: Call, how: dict[str, Any], survey: np.ndarray[Any, Any]) -> None:
-        self.call, self.how, self.survey = call, how, survey
-        self.rows_of: list[list[tuple[Any, Any]]] = []  # per rank and segment: rows and counts
+    def __init__(self, call: Call, how: dict[str, Any], survey: np.ndarray[Any, Any], own: Part, coded: bool) -> None:
+        self.call, self.how, self.survey, self.own, self.coded = call, how, survey, own, coded
+        self.rows_of: list[list[tuple[Pools, Any]]] = []  # per rank and segment: rows and counts
+        self.used_of: list[list[np.ndarray[Any, Any]]] = []  # which of them mean something
 
     def _shape(self, q: Segment) -> tuple[int, int]:
         """Per batch entry and head: entries of pool_lse, blocks."""
@@ -140,33 +146,51 @@ class _Pools:
         self._send_pools(own)
         outgoing, incoming = [], []
         began = time.perf_counter()
+        own_used = [used.reshape(-1) for used in self.used_of[links.rank]]
         for rank in range(links.ranks):
-            parts = [self._against_own(q, rows) for q, rows in zip(call.q_segments[rank], self.rows_of[rank])]
+            its = zip(call.q_segments[rank], self.rows_of[rank], self.used_of[rank])
+            parts = [self._against_own(q, rows)[used.reshape(-1)] for q, rows, used in its]
             outgoing.append(torch.from_numpy(np.concatenate(parts) if parts else np.empty(0)))
-            incoming.append(torch.empty(sum(self._size(q) for q in call.own_queries), dtype=torch.float64))
+            incoming.append(torch.empty(sum(int(used.sum()) for used in own_used), dtype=torch.float64))
         call.timed("predict", began)
         links.exchange(outgoing, incoming, "sums of pools")
         joined = np.full(incoming[0].numel(), -np.inf)
         for of in incoming:  # in the order of the ranks: the same everywhere
             joined = np.logaddexp(joined, of.numpy())
-        borders = np.cumsum([self._size(q) for q in call.own_queries])[:-1]
-        return [np.ascontiguousarray(part) for part in np.split(joined, borders)]
+        found = []
+        for used in own_used:
+            found.append(np.full(used.size, -np.inf))
+            found[-1][used], joined = joined[: used.sum()], joined[used.sum() :]
+        return found
 
     def _size(self, q: Segment) -> int:
         return int(self.call.q.shape[0] * self.call.q.shape[1] * self._shape(q)[0])
 
-    def _pack(self, q: Segment) -> tuple[Any, Any]:
+    def _empty(self, q: Segment) -> Pools:
+        heads, dim = self.call.q.shape[0] * self.call.q.shape[1], self.call.q.shape[3]
+        pools = self._shape(q)[0]
+        if not self.coded:
+            return {"rows": np.zeros((heads, pools, dim), np.float32)}
+        of_pools = [np.zeros((heads, pools), np.float32) for _ in range(2)]
+        return {"rows": np.zeros((heads, pools, row_of(dim)), np.int8), "factors": of_pools[0], "shifts": of_pools[1]}
+
+    def _arrays(self, rows: Pools, counts: Any, out: str = "") -> dict[str, Any]:
+        """As the library takes them, or with out="_out" leaves them."""
+        which = {"pool_codes" + out: rows} if self.coded else {"pool_rows" + out: rows["rows"]}
+        return {**which, "pool_counts" + out: counts}
+
+    def _pack(self, q: Segment) -> tuple[Pools, Any]:
         """Pools of own queries; they do not depend on the keys, so that any will do."""
         call = self.call
         batch, heads, _, dim = call.q.shape
         pools, blocks = self._shape(q)
-        rows = np.zeros((batch * heads, pools, dim), np.float32)
+        rows = self._empty(q)
         counts = np.zeros((batch * heads, blocks), np.int32)
         lse = np.zeros(batch * heads * pools)
         own_q, q_view = _view("q", cut(call.q, q))
         one = call.k.new_zeros((batch, call.k.shape[1], min(call.k_tokens, _core.BLOCK_K), dim))
         k = Segment(0, one.shape[2], 0)
-        self._predict(q_view, one, q, k, {"pool_rows_out": rows, "pool_counts_out": counts, "pool_lse_out": lse})
+        self._predict(q_view, one, q, k, {**self._arrays(rows, counts, "_out"), "pool_lse_out": lse})
         return rows, counts
 
     def _predict(self, q_view: Any, keys: torch.Tensor, q: Segment, k: Segment, arrays: dict[str, Any]) -> None:
@@ -187,7 +211,7 @@ class _Pools:
             used[:, -1, 1] = False
         return used.reshape(len(counts), -1)
 
-    def _send_pools(self, own: list[tuple[Any, Any]]) -> None:
+    def _send_pools(self, own: list[tuple[Pools, Any]]) -> None:
         """Counts first: they say how many rows follow."""
         call, links = self.call, self.call.links
         heads, dim = call.q.shape[0] * call.q.shape[1], call.q.shape[3]
@@ -199,21 +223,25 @@ class _Pools:
             pieces = of.split([heads * self._shape(q)[1] for q in its])
             counts_of.append([piece.numpy().reshape(heads, -1) for piece in pieces])
         used_of = [[self._used(q, c) for q, c in zip(its, counts)] for its, counts in zip(call.q_segments, counts_of)]
-        packed = [rows[used].reshape(-1) for (rows, _), used in zip(own, used_of[links.rank])]
-        mine = torch.from_numpy(np.concatenate(packed) if packed else np.empty(0, np.float32))
-        sizes = [sum(int(used.sum()) * dim for used in useds) for useds in used_of]
-        gathered = links.all_gather(mine, sizes, "pools")
+        self.used_of = used_of
+        packed = [array[used] for (rows, _), used in zip(own, used_of[links.rank]) for array in rows.values()]
+        mine = np.concatenate([array.reshape(-1).view(np.uint8) for array in packed] or [np.empty(0, np.uint8)])
+        width = row_of(dim) + 8 if self.coded else 4 * dim
+        sizes = [sum(int(used.sum()) * width for used in useds) for useds in used_of]
+        gathered = links.all_gather(torch.from_numpy(mine), sizes, "pools")
         self.rows_of = []
         for its, counts, useds, of in zip(call.q_segments, counts_of, used_of, gathered):
-            pieces = of.split([int(used.sum()) * dim for used in useds])
-            found = []
-            for q, count, used, piece in zip(its, counts, useds, pieces):
-                rows = np.zeros((heads, self._shape(q)[0], dim), np.float32)
-                rows[used] = piece.numpy().reshape(-1, dim)
+            data, found = of.numpy(), []
+            for q, count, used in zip(its, counts, useds):
+                rows = self._empty(q)
+                for array in rows.values():
+                    size = array[used].nbytes
+                    array[used] = data[:size].copy().view(array.dtype).reshape(array[used].shape)
+                    data = data[size:]
                 found.append((rows, np.ascontiguousarray(count)))
             self.rows_of.append(found)
 
-    def _against_own(self, q: Segment, pools: tuple[Any, Any]) -> np.ndarray[Any, Any]:
+    def _against_own(self, q: Segment, pools: tuple[Pools, Any]) -> np.ndarray[Any, Any]:
         """The sums of somebody's pools over the keys that this rank has."""
         call = self.call
         rows, counts = pools
@@ -224,8 +252,11 @@ class _Pools:
             if not call.sees(q, k):
                 continue
             found = np.empty(self._size(q))
-            arrays = {"pool_rows": rows, "pool_counts": counts, "pool_lse_out": found}
-            self._predict(_arrays.torch_view("q", only_shape), cut(call.k, k), q, k, arrays)
+            keys, _, codes = self.own.cut(k)
+            arrays = {**self._arrays(rows, counts), "pool_lse_out": found}
+            if codes:
+                arrays["key_codes"] = {name: codes["key_codes"][name] for name in ("keys", "key_scales")}
+            self._predict(_arrays.torch_view("q", only_shape), keys, q, k, arrays)
             total = np.logaddexp(total, found)
         return total
 
@@ -238,32 +269,35 @@ def ring(call: Call, kept: Kept | None) -> Result:
     if how["select"] == "floor" and call.q_tokens <= _core.FEW_QUERIES:  # the library has no pools of so few
         return all_gather(call, kept, how)
     survey = _survey(call)
-    sums = _Pools(call, how, survey).sums() if how["select"] == "floor" else [None] * len(call.own_queries)
-    held = [call.k.contiguous(), call.v.contiguous()]
+    parcels = Parcels(call, how, survey)
+    call.travelled = parcels.ways.count(call)
+    held = parcels.first()
+    pools = _Pools(call, how, survey, parcels.own, parcels.ways.all_coded)
+    sums = pools.sums() if how["select"] == "floor" else [None] * len(call.own_queries)
     results: list[Result | None] = [None] * len(call.own_queries)
     for step in range(links.ranks):
-        owner = (links.rank - step) % links.ranks
-        coming, transfers = [], []
+        owner, following = ((links.rank - step - i) % links.ranks for i in (0, 1))
+        coming: list[torch.Tensor] = []
+        transfers, arriving = [], []
         if step + 1 < links.ranks:
-            count = count_tokens(call.k_segments[(owner - 1) % links.ranks])
-            coming = [t.new_empty((*t.shape[:2], count, t.shape[3])) for t in held]
-            transfers = [links.receive(t, (links.rank - 1) % links.ranks) for t in coming]
-            transfers += [links.send(t, (links.rank + 1) % links.ranks) for t in held]
+            coming = parcels.room_for(following)
+            arriving = [links.receive(t, (links.rank - 1) % links.ranks) for t in coming]
+            transfers = arriving + [links.send(t, (links.rank + 1) % links.ranks, "keys and values") for t in held]
         began = time.perf_counter()
+        part = parcels.understand(held, owner)
         for i, q in enumerate(call.own_queries):
-            results[i] = _with_part(call, how, q, call.k_segments[owner], held, survey, sums[i], results[i])
+            results[i] = _with_part(call, how, q, call.k_segments[owner], part, survey, sums[i], results[i])
         call.timed(f"compute {owner}", began)
-        links.wait(transfers, f"keys and values of rank {(owner - 1) % links.ranks}")
-        if transfers:
-            arrived = max(t.ended for t in transfers[:2])
-            links.trace.append((f"travel {(owner - 1) % links.ranks}", transfers[0].began, arrived))
+        links.wait(transfers, f"keys and values of rank {following}")
+        if arriving:
+            links.trace.append((f"travel {following}", arriving[0].began, max(t.ended for t in arriving)))
         held = coming
     finished = [_finish(call, q, result) for q, result in zip(call.own_queries, results)]
     return _own(call, finished)
 
 
 def _with_part(
-    call: Call, how: dict[str, Any], q: Segment, keys: list[Segment], held: list[torch.Tensor],
+    call: Call, how: dict[str, Any], q: Segment, keys: list[Segment], part: Part,
     survey: np.ndarray[Any, Any], sums: np.ndarray[Any, Any] | None, before: Result | None,
 ) -> Result | None:  # fmt: skip
     """The result of a segment of queries, with one more part of the keys."""
@@ -273,8 +307,8 @@ def _with_part(
         arrays["pool_lse"] = sums
     for k in keys:
         if call.sees(q, k):
-            tensors = (cut(call.q, q), cut(held[0], k), cut(held[1], k))
-            parts.append(run_part(call, how, q, k, tensors, arrays, torch.float32))
+            of_k, of_v, codes = part.cut(k)
+            parts.append(run_part(call, how, q, k, (cut(call.q, q), of_k, of_v), {**arrays, **codes}, torch.float32))
     return _merged(call, parts) if parts else None
 
 

@@ -62,7 +62,8 @@ def prefill(
     **settings: Any,
 ) -> Prefill:
     """Reads a prompt with all ranks of a group, which call with the same model and the same ids, (batch, tokens) without
-    padding. `settings` (sparge.Settings) begin anew where they differ from those before."""
+    padding. `settings` (sparge.Settings) begin anew where they differ from those before. schedule="all_gather": the
+    result of one rank, choices included; "ring" moves less and holds less, and rounding may lead to other choices."""
     _check(model, input_ids)
     chosen = Settings(**settings)
     for name, module in model.named_modules():
