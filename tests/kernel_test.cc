@@ -222,6 +222,25 @@ TEST(Kernel, ScaleIsHonoured) {
   }
 }
 
+TEST(Kernel, NegativeScale) {
+  // The largest product then is the smallest score.
+  Problem problem({.q_tokens = 200, .kv_tokens = 300, .seed = 12});
+  problem.desc.scale = -0.125;
+  ExpectClose(problem, "negative scale");
+  problem.desc.causal = 1;
+  ExpectClose(problem, "negative scale, causal");
+}
+
+TEST(Kernel, QueriesOfZerosBesideHiddenTiles) {
+  // Rows 0..63 see nothing of the second tile, which others of their block see; they score 0 wherever they see.
+  Problem problem({.q_tokens = 200, .seed = 13});
+  problem.desc.causal = 1;
+  for (int64_t t = 0; t < 200; t += 3) {
+    for (int64_t d = 0; d < problem.shape.qk_dim; ++d) problem.q.Set(0, 0, t, d, 0.0f);
+  }
+  ExpectClose(problem, "queries of zeros");
+}
+
 TEST(Kernel, DecodeSplitsAlongTheKeys) {
   Problem problem({.q_heads = 2, .q_tokens = 1, .kv_tokens = Quick() ? 2500 : 9000, .seed = 11});
   problem.desc.causal = 1;

@@ -53,15 +53,19 @@ TEST(Numerics, LargestMagnitudes) {
 }
 
 TEST(Numerics, HugeScoresAreOneHot) {
-  // Scores of 1e60 do not exist in fp32; the best key must win all the same. Key t is the t'th unit vector.
+  // Scores of 1e60 do not exist in fp32; the best key must win all the same. Nor may it lose to the rounding of its own
+  // score, which is 64 and more where scores are 1e9. Key t is the t'th unit vector.
   const int64_t n = 64;
-  Problem p = Filled(
-      n, 64, SPARGE_F32, [](int64_t t, int64_t d) { return t == d ? 1e30f : 0.0f; },
-      [](int64_t t, int64_t d) { return t == d ? 1e30f : 0.0f; },
-      [](int64_t t, int64_t) { return static_cast<float>(t); });
-  ForAll(p, [&](const Result& run, const Result&, sparge_precision) {
-    for (int64_t t = 0; t < n; ++t) EXPECT_NEAR(run.o.Get(0, 0, t, 5), static_cast<float>(t), 0.3f);
-  });
+  for (const float size : {1.234567e5f, 3.456789e7f, 1e30f}) {
+    Problem p = Filled(
+        n, 64, SPARGE_F32,
+        [=](int64_t t, int64_t d) { return t == d ? size * (1 + 0.0123f * static_cast<float>(t)) : 0.0f; },
+        [=](int64_t t, int64_t d) { return t == d ? size : 0.0f; },
+        [](int64_t t, int64_t) { return static_cast<float>(t); });
+    ForAll(p, [&](const Result& run, const Result&, sparge_precision) {
+      for (int64_t t = 0; t < n; ++t) EXPECT_NEAR(run.o.Get(0, 0, t, 5), static_cast<float>(t), 0.3f);
+    });
+  }
 }
 
 TEST(Numerics, LargestHalves) {

@@ -21,7 +21,7 @@ namespace HWY_NAMESPACE {
 // sum_j 2^(s - tile maximum) of each row, and the maximum, to the place of `block`; 0 and -inf where a row does not see
 // it.
 template <class P>
-HWY_INLINE void StoreTileSums(uint32_t active, int64_t block, const Pass<P>& pass, const MassArgs& to) {
+HWY_INLINE void StoreTileSums(uint32_t active, int64_t block, Pass<P>& pass, const MassArgs& to) {
   const F32 d;
   HWY_ALIGN float sum[kLanes];
   for (int first = 0; first < pass.rows; first += kLanes) {
@@ -34,8 +34,9 @@ HWY_INLINE void StoreTileSums(uint32_t active, int64_t block, const Pass<P>& pas
       // Where every key is hidden, -inf - (-inf) would be NaN.
       const VF top = hn::Set(d, std::max(pass.tile_max[r], std::numeric_limits<float>::lowest()));
       const float* scores = pass.scores + r * kBlockK;
+      const VF unit = hn::Set(d, UnitOf(r, pass));
       for (int j = 0; j < kBlockK; j += kLanes) {
-        sums[i] = hn::Add(sums[i], Exp2<3>(hn::Sub(hn::Load(d, scores + j), top)));
+        sums[i] = hn::Add(sums[i], Exp2<3>(Below<P>(hn::Load(d, scores + j), unit, top)));
       }
     }
     hn::Store(SumOfEach(sums), d, sum);
@@ -63,14 +64,14 @@ HWY_INLINE float RebaseRow(Range blocks, const float* top, float* mass) {
 template <class P>
 void Masses(const KernelArgs& args, const MassArgs& to) {
   Pass<P> pass;
-  pass.unit = 1.0f;
+  const RowUnits<P> units(args.query);
   GroupView views[kPassGroups];
   float ignored[kPassRows];  // which rows saw a key that is not finite
   pass.row = 0;
   pass.rows = args.query.count;
   for (int g = 0; g * kGroup < pass.rows; ++g) views[g] = ViewOf(args, g);
   for (int64_t block = to.blocks.begin; block < to.blocks.end; ++block) {
-    const uint32_t active = ScorePass(args, block, views, pass, ignored);
+    const uint32_t active = ScorePass(args, block, views, units, pass, ignored);
     TileMaxima(active, pass);
     StoreTileSums(active, block, pass, to);
   }

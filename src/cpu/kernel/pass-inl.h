@@ -91,7 +91,11 @@ struct PrecisionI8Usdot : PrecisionI8 {
 // The rows of a pass while they meet one tile. Arrays of one number per row are whole vectors.
 template <class P>
 struct Pass {
-  HWY_ALIGN float scores[kPassRows * kBlockK];  // and then in their place probabilities; integers: in 1 / p_max
+  // In log2 units divided by `unit`; and then in their place probabilities; integers: in 1 / p_max.
+  HWY_ALIGN float scores[kPassRows * kBlockK];
+  // What a row's scores are still to be multiplied by: 1, or (integers only) the query's factor where nothing but the
+  // softmax needs them, which multiplies and subtracts in one instruction. Never negative.
+  HWY_ALIGN float unit[kPassRows];
   HWY_ALIGN typename P::Rounded rounded[P::kInteger ? kPassRows * kBlockK : 1];  // probabilities as integers
   HWY_ALIGN float partial_sum[kPassRows * kLanes];  // of a row's numbers, spread over lanes
   HWY_ALIGN float tile_max[kPassRows];              // log2 units; fp32: what probabilities are relative to
@@ -99,12 +103,46 @@ struct Pass {
   HWY_ALIGN float keep[kPassRows];                  // what the old sums are multiplied by
   HWY_ALIGN float gain[kPassRows];                  // what 1 / p_max of the tile's maximum is worth (integers only)
   HWY_ALIGN float coarser[kPassRows];               // steps of the stored probabilities in units of 1 / p_max
-  float unit;  // direct: probabilities are this power of two times what they are elsewhere
+  float direct_unit;  // direct: probabilities are this power of two times what they are elsewhere
   // Bit j: key or value j of the tile is not finite.
   uint64_t poison;
   int row;   // first row in the query block
   int rows;  // 1..kPassRows
 };
+
+// Units of all rows of a query block, as QK leaves their scores.
+template <class P>
+struct RowUnits {
+  HWY_INLINE explicit RowUnits(const QueryBlock& query) {
+    if constexpr (P::kInteger) {
+      std::copy_n(query.factor, query.count, unit);
+      // Rows that are not there have scores of -inf, and 0 times that would be NaN.
+      std::fill(unit + query.count, unit + kBlockQ + kPassRows, 1.0f);
+      negative = std::any_of(unit, unit + query.count, [](float x) { return x < 0; });
+    }
+  }
+  HWY_INLINE void CopyTo(Pass<P>& pass) const {
+    const F32 d;
+    for (int r = 0; r < kPassRows; r += kLanes) hn::Store(hn::Load(d, unit + pass.row + r), d, pass.unit + r);
+  }
+
+  HWY_ALIGN float unit[P::kInteger ? kBlockQ + kPassRows : 1];
+  bool negative = false;  // a negative scale of the call: maxima need the scores themselves
+};
+
+// One bit per group of a pass to one per row, of those that are there.
+template <class P>
+HWY_INLINE uint32_t RowsOf(uint32_t groups, const Pass<P>& pass) {
+  constexpr uint32_t kGroupRows = (1u << kGroup) - 1;
+  uint32_t rows = 0;
+  for (int g = 0; g < kPassGroups; ++g) rows |= ((groups >> g) & 1) * kGroupRows << (g * kGroup);
+  return rows & static_cast<uint32_t>((uint64_t{1} << pass.rows) - 1);
+}
+// All rows of the vector that begins with row `first`.
+HWY_INLINE bool AllOf(uint32_t rows, int first) {
+  constexpr uint32_t kVectorRows = (1u << kLanes) - 1;
+  return ((rows >> first) & kVectorRows) == kVectorRows;
+}
 
 // One bit per row of a pass to one per group.
 HWY_INLINE uint32_t GroupsWith(uint32_t row_bits) {

@@ -52,8 +52,10 @@ HWY_INLINE void MaskBias(const ScoreRule& rule, int64_t row, int64_t key, Range 
   }
 }
 
-// Softcap, slope, mask and visibility of one row of a tile, in this order. `use_mask`: this tile needs the mask.
-HWY_INLINE void ApplyRule(const KernelArgs& args, int64_t row, int64_t block, bool use_mask, float* scores) {
+// Softcap, slope, mask and visibility of one row of a tile, in this order; scores come in `unit` and become log2 units.
+// `use_mask`: this tile needs the mask.
+HWY_INLINE void ApplyRule(const KernelArgs& args, int64_t row, int64_t block, bool use_mask, float unit,
+                          float* scores) {
   const F32 d;
   const ScoreRule& rule = args.rule;
   const int64_t key = block * kBlockK;
@@ -75,7 +77,7 @@ HWY_INLINE void ApplyRule(const KernelArgs& args, int64_t row, int64_t block, bo
   const VF back = hn::Set(d, static_cast<float>(distance.back));
   for (int j = 0; j < kBlockK; j += kLanes) {
     const VF index = hn::Iota(d, static_cast<float>(j));
-    VF s = hn::Load(d, scores + j);
+    VF s = hn::Mul(hn::Load(d, scores + j), hn::Set(d, unit));
     if (rule.softcap > 0) s = hn::Mul(cap, Tanh(hn::Mul(hn::Add(s, shift), inverse_cap)));
     if (rule.slope != 0) {
       s = hn::NegMulAdd(hn::Set(d, rule.slope), hn::Sub(hn::Abs(hn::Sub(nearest, index)), back), s);

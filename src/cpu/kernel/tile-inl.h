@@ -46,7 +46,7 @@ HWY_INLINE GroupView ViewOf(const KernelArgs& args, int group) {
   return {args.rule.visible.KeysOfAny(first, last), args.rule.visible.KeysOfAll(first, last)};
 }
 
-// QK: scores of rows against one key block, log2 units.
+// QK: scores of rows against one key block; of integers without the query's factor.
 template <class P>
 HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<P>& pass) {
   using Dot = typename P::Dot;
@@ -67,7 +67,6 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
               query.row_lanes};
   if constexpr (P::kInteger) {
     const float* key_scale = args.blocks.key_scale + block * kBlockK;
-    const float* factor = query.factor + row;
     const int64_t sums = P::kGrid.Sums(query.row_lanes);
     [[maybe_unused]] const int32_t* key_start = args.blocks.key_start + block * sums * kBlockK;
     const auto start = [&](int, int64_t lane) SPARGE_INLINE {
@@ -77,12 +76,9 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
         return Dot::Start();
       }
     };
-    const auto score = [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
-      return hn::Mul(hn::Mul(dot, hn::Load(d, key_scale + lane)), hn::Set(d, factor[r]));
-    };
     if constexpr (P::kGrid.sum_lanes != 0) in.steps = std::min<int64_t>(P::kGrid.sum_lanes, in.steps);
     Multiply<Dot>(in, rows.count, kBlockK, start, [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
-      hn::Store(score(r, lane, dot), d, scores + r * kBlockK + lane);
+      hn::Store(hn::Mul(dot, hn::Load(d, key_scale + lane)), d, scores + r * kBlockK + lane);
     });
     if constexpr (P::kGrid.sum_lanes != 0) {
       for (int64_t sum = 1; sum < sums; ++sum) {  // a narrow accumulator has to be emptied in between
@@ -91,7 +87,7 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
         key_start += kBlockK;
         Multiply<Dot>(in, rows.count, kBlockK, start, [&](int r, int64_t lane, VF dot) SPARGE_INLINE {
           float* at = scores + r * kBlockK + lane;
-          hn::Store(hn::Add(score(r, lane, dot), hn::Load(d, at)), d, at);
+          hn::Store(hn::MulAdd(dot, hn::Load(d, key_scale + lane), hn::Load(d, at)), d, at);
         });
       }
     }
@@ -102,20 +98,33 @@ HWY_NOINLINE void Scores(const KernelArgs& args, int64_t block, Rows rows, Pass<
   }
 }
 
-// Row maxima of the tile; -inf for rows of groups that do not see it.
+// Row maxima of the tile, log2 units; -inf for rows of groups that do not see it.
 template <class P>
 HWY_INLINE void TileMaxima(uint32_t active, Pass<P>& pass) {
   const F32 d;
+  const uint32_t rows = RowsOf(active, pass);
   for (int first = 0; first < pass.rows; first += kLanes) {
     VF tops[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      const int r = first + i;
-      tops[i] = hn::Set(d, kMinusInf);
-      if (r >= pass.rows || ((active >> (r / kGroup)) & 1) == 0) continue;
-      const float* scores = pass.scores + r * kBlockK;
-      for (int j = 0; j < kBlockK; j += kLanes) tops[i] = hn::Max(tops[i], hn::Load(d, scores + j));
+    const auto look_at = [&](int i) SPARGE_INLINE {
+      const float* scores = pass.scores + (first + i) * kBlockK;
+      tops[i] = hn::Load(d, scores);
+      for (int j = kLanes; j < kBlockK; j += kLanes) tops[i] = hn::Max(tops[i], hn::Load(d, scores + j));
+    };
+    if (AllOf(rows, first)) {
+      Unroll<kLanes>(look_at);
+    } else {
+      for (int i = 0; i < kLanes; ++i) {
+        if (((rows >> (first + i)) & 1) != 0) {
+          look_at(i);
+        } else {
+          tops[i] = hn::Set(d, kMinusInf);
+          pass.unit[first + i] = 1;  // a factor of 0 would make it NaN
+        }
+      }
     }
-    hn::Store(MaxOfEach(tops), d, pass.tile_max + first);
+    VF top = MaxOfEach(tops);
+    if constexpr (P::kInteger) top = hn::Mul(top, hn::Load(d, pass.unit + first));
+    hn::Store(top, d, pass.tile_max + first);
   }
 }
 
@@ -321,11 +330,16 @@ HWY_INLINE uint32_t Accumulate(const KernelArgs& args, int64_t block, uint32_t g
 
 // Scores of the groups that see the tile, with all that the rule does to them. Returns these groups.
 template <class P>
-HWY_INLINE uint32_t ScorePass(const KernelArgs& args, int64_t block, const GroupView* views, Pass<P>& pass, float* l) {
+HWY_INLINE uint32_t ScorePass(const KernelArgs& args, int64_t block, const GroupView* views, const RowUnits<P>& units,
+                              Pass<P>& pass, float* l) {
   const ScoreRule& rule = args.rule;
   const Range keys{block * kBlockK, (block + 1) * kBlockK};
   const bool use_mask = args.masked_tiles != nullptr && ((args.masked_tiles[block / 64] >> (block % 64)) & 1) != 0;
-  const bool special = use_mask || rule.softcap > 0 || rule.slope != 0;
+  bool special = use_mask || rule.softcap > 0 || rule.slope != 0;
+  if constexpr (P::kInteger) {
+    units.CopyTo(pass);
+    special |= units.negative;
+  }
   pass.poison = P::kDirect ? 0 : args.blocks.poison[block];
   uint32_t active = 0, inside = 0;
   for (int g = 0; g * kGroup < pass.rows; ++g) {
@@ -335,7 +349,8 @@ HWY_INLINE uint32_t ScorePass(const KernelArgs& args, int64_t block, const Group
   ForEachRun(pass, active, [&](Rows rows) HWY_ATTR { Scores(args, block, rows, pass); });
   ForEachRun(pass, special ? active : active & ~inside, [&](Rows rows) HWY_ATTR {
     for (int r = rows.first; r < rows.first + rows.count; ++r) {
-      ApplyRule(args, pass.row + r, block, use_mask, pass.scores + r * kBlockK);
+      ApplyRule(args, pass.row + r, block, use_mask, P::kInteger ? pass.unit[r] : 1.0f, pass.scores + r * kBlockK);
+      if constexpr (P::kInteger) pass.unit[r] = 1;
     }
   });
   ForEachRun(pass, pass.poison != 0 ? active : 0, [&](Rows rows) HWY_ATTR {
@@ -360,8 +375,9 @@ HWY_INLINE void ForeseeTile(const KernelArgs& args, int64_t i) {
 template <class P>
 HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
   Pass<P> pass;
-  pass.unit = std::ldexp(1.0f, log2_unit);
+  pass.direct_unit = std::ldexp(1.0f, log2_unit);
   if constexpr (P::kGrid.p_norm_max != 0) std::fill_n(pass.partial_sum, kPassRows * kLanes, 0.0f);
+  const RowUnits<P> units(args.query);
   RowSums sums;
   GroupView views[kMaxGroups];
   const int count = args.query.count;
@@ -381,7 +397,7 @@ HWY_INLINE int64_t AttendInUnits(const KernelArgs& args, int log2_unit) {
     for (int row = 0; row < count; row += kPassRows) {
       pass.row = row;
       pass.rows = std::min(kPassRows, count - row);
-      const uint32_t active = ScorePass(args, args.kept[i], views + row / kGroup, pass, sums.l + row);
+      const uint32_t active = ScorePass(args, args.kept[i], views + row / kGroup, units, pass, sums.l + row);
       if (active == 0) continue;
       TileMaxima(active, pass);
       if (args.best != nullptr) NoteBest(pass, args.best + row);

@@ -63,6 +63,24 @@ HWY_INLINE void RoundRow(const VF (&p)[kTileVectors], int r, Pass<P>& pass) {
   hn::Store(sum, F32(), pass.partial_sum + r * kLanes);
 }
 
+// The unit of a row's scores, ready for `Below`. A product is exact in a fused instruction and rounded in tile_max:
+// where scores are so large that this shows, the row is multiplied first, and its largest key is its maximum again.
+inline constexpr float kFusedBelow = 4096;  // log2 units; half a step of floats below it is 2^-13
+template <class P>
+HWY_INLINE float UnitOf(int r, Pass<P>& pass) {
+  if constexpr (!P::kInteger) return 1;
+  if (std::abs(pass.tile_max[r]) < kFusedBelow) return pass.unit[r];
+  const F32 d;
+  float* scores = pass.scores + r * kBlockK;
+  const VF unit = hn::Set(d, pass.unit[r]);
+  for (int j = 0; j < kBlockK; j += kLanes) hn::Store(hn::Mul(hn::Load(d, scores + j), unit), d, scores + j);
+  return pass.unit[r] = 1;
+}
+template <class P>
+HWY_INLINE VF Below(VF score, VF unit, VF base) {
+  return P::kInteger ? hn::MulSub(score, unit, base) : hn::Sub(score, base);
+}
+
 // Probabilities of rows relative to tile_max, in place of the scores; and rounded ones, unless these must keep a norm:
 // then the sums of their squares. fp32: with their sums.
 template <class P>
@@ -71,16 +89,17 @@ HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
   for (int r = rows.first; r < rows.first + rows.count; ++r) {
     float* at = pass.scores + r * kBlockK;
     const VF base = hn::Set(d, pass.tile_max[r] - Log2Steps<P>());
+    const VF unit = hn::Set(d, UnitOf(r, pass));
     VF p[kTileVectors];
     VF sum = hn::Zero(d);
     for (int i = 0; i < kTileVectors; ++i) {
-      const VF below = hn::Sub(hn::Load(d, at + i * kLanes), base);
+      const VF below = Below<P>(hn::Load(d, at + i * kLanes), unit, base);
       if constexpr (P::kInteger) {
         p[i] = Exp2Coarse<P::kExpDegree>(below);
         if constexpr (P::kGrid.p_norm_max != 0) sum = hn::MulAdd(p[i], p[i], sum);
       } else {
         p[i] = Exp2<P::kExpDegree>(below);
-        if constexpr (P::kDirect) p[i] = hn::Mul(p[i], hn::Set(d, pass.unit));
+        if constexpr (P::kDirect) p[i] = hn::Mul(p[i], hn::Set(d, pass.direct_unit));
         sum = hn::Add(sum, p[i]);
       }
       hn::Store(p[i], d, at + i * kLanes);
@@ -98,15 +117,10 @@ HWY_NOINLINE void Probabilities(Rows rows, Pass<P>& pass) {
 template <class P>
 HWY_INLINE void ChooseSteps(Pass<P>& pass) {
   const F32 d;
-  const auto halves = hn::RebindMask(d, hn::Eq(hn::And(hn::Iota(I32(), 0), hn::Set(I32(), 2)), hn::Zero(I32())));
   for (int first = 0; first < pass.rows; first += kLanes) {
-    VF firsts[kLanes], seconds[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      const VF squares = hn::Load(d, pass.partial_sum + (first + i) * kLanes);
-      firsts[i] = hn::IfThenElseZero(halves, squares);
-      seconds[i] = hn::IfThenZeroElse(halves, squares);
-    }
-    const VF norm = hn::Sqrt(hn::Max(SumOfEach(firsts), SumOfEach(seconds)));
+    VF squares[kLanes];
+    for (int i = 0; i < kLanes; ++i) squares[i] = hn::Load(d, pass.partial_sum + (first + i) * kLanes);
+    const VF norm = hn::Sqrt(LargerHalfOfEach(squares));
     const VF most = hn::Set(d, 1.0f / static_cast<float>(P::kGrid.p_norm_max));
     hn::Store(hn::Max(hn::Mul(norm, most), hn::Set(d, 1.0f)), d, pass.coarser + first);
   }
@@ -130,12 +144,16 @@ HWY_NOINLINE void RoundProbabilities(Rows rows, Pass<P>& pass) {
 template <class P>
 HWY_INLINE void SumRows(uint32_t groups, const Pass<P>& pass, float* out) {
   const F32 d;
+  const uint32_t rows = RowsOf(groups, pass);
   for (int first = 0; first < pass.rows; first += kLanes) {
     VF sums[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      const int r = first + i;
-      const bool has = r < pass.rows && ((groups >> (r / kGroup)) & 1) != 0;
-      sums[i] = has ? hn::Load(d, pass.partial_sum + r * kLanes) : hn::Zero(d);
+    if (AllOf(rows, first)) {
+      Unroll<kLanes>([&](auto i) SPARGE_INLINE { sums[i] = hn::Load(d, pass.partial_sum + (first + i) * kLanes); });
+    } else {
+      for (int i = 0; i < kLanes; ++i) {
+        const int r = first + i;
+        sums[i] = ((rows >> r) & 1) != 0 ? hn::Load(d, pass.partial_sum + r * kLanes) : hn::Zero(d);
+      }
     }
     hn::Store(SumOfEach(sums), d, out + first);
   }
