@@ -23,7 +23,8 @@ from typing import Any, Iterator
 
 Q_HEADS, KV_HEADS, DIM, TARGET_L2 = 8, 2, 64, 0.05
 ROUNDS = 3
-BRIDGE, SPACE = "spbridge", "spbench"
+MADE_BY = f"spb{os.getpid()}"  # begins the names of networks (15 characters at most): those of other runs are not ours
+RANKS_S = 600
 
 
 # ------------------------------------------------------------------ one rank
@@ -119,34 +120,42 @@ def links(ranks: int, mbit: int) -> Iterator[list[tuple[list[str], dict[str, str
     if mbit == 0:
         yield [([], {})] * ranks
         return
+    bridge, spaces = f"{MADE_BY}b", [f"{MADE_BY}n{r}" for r in range(ranks)]
     made = []
     try:
-        sh(f"ip link add {BRIDGE} type bridge")
-        sh(f"ip link set {BRIDGE} up")
-        for r in range(ranks):
-            sh(f"ip netns add {SPACE}{r}")
-            made.append(r)
-            sh(f"ip link add spb{r} type veth peer name eth0 netns {SPACE}{r}")
-            sh(f"ip link set spb{r} master {BRIDGE} up")
-            inside = f"ip netns exec {SPACE}{r}"
+        sh(f"ip link add {bridge} type bridge")
+        made.append(["link", "del", bridge])
+        sh(f"ip link set {bridge} up")
+        for r, space in enumerate(spaces):
+            sh(f"ip netns add {space}")
+            made.append(["netns", "del", space])
+            sh(f"ip link add {MADE_BY}v{r} type veth peer name eth0 netns {space}")
+            sh(f"ip link set {MADE_BY}v{r} master {bridge} up")
+            inside = f"ip netns exec {space}"
             sh(f"{inside} ip addr add 10.77.0.{r + 1}/24 dev eth0")
             sh(f"{inside} ip link set eth0 up")
             sh(f"{inside} ip link set lo up")
             sh(f"{inside} tc qdisc add dev eth0 root tbf rate {mbit}mbit burst 256kb latency 200ms")
-        yield [(["ip", "netns", "exec", f"{SPACE}{r}"], {"GLOO_SOCKET_IFNAME": "eth0"}) for r in range(ranks)]
+        yield [(["ip", "netns", "exec", space], {"GLOO_SOCKET_IFNAME": "eth0"}) for space in spaces]
     finally:
-        for r in made:
-            subprocess.run(["ip", "netns", "del", f"{SPACE}{r}"], check=False)
-        subprocess.run(["ip", "link", "del", BRIDGE], check=False)
+        for what in reversed(made):
+            subprocess.run(["ip", *what], check=False)
 
 
 def measure(ranks: int, mbit: int, tokens: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, links(ranks, mbit) as places:
         processes = []
-        for rank, (before, env) in enumerate(places):
-            command = [*before, sys.executable, str(pathlib.Path(__file__).resolve()), "--rank", f"{rank},{ranks},{folder}/store,{tokens}"]
-            processes.append(subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True))
-        found = [process.communicate(timeout=600)[0] for process in processes]
+        try:
+            for rank, (before, env) in enumerate(places):
+                command = [*before, sys.executable, str(pathlib.Path(__file__).resolve()), "--rank", f"{rank},{ranks},{folder}/store,{tokens}"]
+                processes.append(subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True))
+            found = [process.communicate(timeout=RANKS_S)[0] for process in processes]
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"parallel.py: {ranks} ranks took more than {RANKS_S} s") from None
+        finally:
+            for process in processes:
+                process.kill()  # nothing where it has ended
+                process.wait()
         if any(process.returncode for process in processes):
             raise SystemExit(f"parallel.py: a rank of {ranks} failed")
     rows = json.loads(found[0])

@@ -137,21 +137,29 @@ def save(options, results):
     report.write_json(results, options.out / "prompt.json")
 
 
+def set_missing(entry, verb, reason):
+    """Why there is no such figure, or None; each verb has a reason of its own."""
+    reasons = {**entry.pop("missing", {}), verb: reason}
+    left = {of: text for of, text in reasons.items() if text is not None}
+    if left:
+        entry["missing"] = left
+
+
 def measure(options, setting, results, weights, verb, backwards):
     """Everyone in turn, each time in a process of its own."""
     for reader in options.only[::-1] if backwards else options.only:
         entry = entry_of(results, weights, setting.tokens, reader)
-        if "missing" in entry and backwards:
+        if verb in entry.get("missing", {}) and backwards:
             continue
         rounds = options.rounds if verb == "time" else 1 + reader.learns
         print(f"{weights}, {setting.tokens} tokens, {reader.name}: {verb}", file=sys.stderr, flush=True)
         try:
             found = setting.measure(reader, verb, rounds)
         except peers.Missing as missing:
-            entry["missing"] = str(missing)
+            set_missing(entry, verb, str(missing))
             print(f"missing: {reader.name}: {missing}", file=sys.stderr)
         else:
-            entry.pop("missing", None)
+            set_missing(entry, verb, None)
             entry.setdefault(verb, []).append(found)
             if verb == "loss":
                 entry[verb] = [found]  # the same whenever it is computed

@@ -78,7 +78,15 @@ def call(command, backend=None, timeout=None):
 
 def figures(output, verb):
     """The list in the last line, which is JSON."""
-    return json.loads(output.strip().splitlines()[-1])[verb]
+    return numbers((output.strip().splitlines() or [""])[-1], lambda found: found[verb], verb)
+
+
+def numbers(text, pick, what):
+    """Those that `pick` finds in JSON that a program printed."""
+    try:
+        return [float(number) for number in pick(json.loads(text))]
+    except (ValueError, TypeError, KeyError, IndexError):
+        raise Missing(f"{what} is not in what came: {last_line(text)}") from None
 
 
 def build_llama_prompt(programs, source, folder):
@@ -129,7 +137,7 @@ class Setting:
         common = ["-m", self.model, "-t", self.options.threads, "-fa", "1"]
         if verb == "time":
             out = call([self.options.ik / "llama-bench", *common, "-p", self.tokens, "-n", 0, "-r", rounds, "-o", "json"])
-            return [ns * 1e-9 for ns in json.loads(out)[0]["samples_ns"]]
+            return [ns * 1e-9 for ns in numbers(out, lambda found: found[0]["samples_ns"], "samples_ns")]
         out = call([self.options.ik / "llama-perplexity", *common, "-f", self.options.text, "-c", self.tokens, "--chunks", 1])
         found = re.search(r"^\[1\]([\d.]+)", out, re.MULTILINE) or re.search(r"Final estimate: PPL = ([\d.]+)", out)
         if not found:

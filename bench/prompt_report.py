@@ -53,13 +53,18 @@ def cell(value, digits):
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def marked(entry, verb, value, notes):
+    """A cell, or why there is nothing in it."""
+    reason = entry.get("missing", {}).get(verb)
+    return "missing " + notes.mark(f"{entry['name']}: {verb}: {reason}") if value == "-" and reason else value
+
+
 def row(entry, entries, notes):
-    if "missing" in entry:
-        return [entry["name"], "missing " + notes.mark(f"{entry['name']}: {entry['missing']}"), *["-"] * 6]
     (first, later), (loss, next_loss), (speed, dense) = speeds(entry), perplexities(entry), yardstick(entry, entries)
     times = [f"{value / speed:.2f}x" if value and speed else "-" for value in (first, later)]
     change = f"{100 * (loss / dense - 1):+.2f} %" if loss and dense else "-"
-    return [entry["name"], cell(first, 0), times[0], cell(later, 0), times[1], cell(loss, 3), cell(next_loss, 3), change]
+    speed, perplexity = marked(entry, "time", cell(first, 0), notes), marked(entry, "loss", cell(loss, 3), notes)
+    return [entry["name"], speed, times[0], cell(later, 0), times[1], perplexity, cell(next_loss, 3), change]
 
 
 def groups(results):
@@ -81,7 +86,7 @@ def text(results):
 def draw_group(axis, title, entries):
     for entry in entries:
         points = [(p, s) for p, s in zip(perplexities(entry), speeds(entry)) if p and s]
-        if not points or "missing" in entry:
+        if not points:
             continue
         colour, marker = STYLE[entry["name"]]
         ours = "sparge" in entry["name"]

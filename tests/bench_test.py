@@ -4,10 +4,13 @@
 import contextlib
 import io
 import json
+import signal
+import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -19,6 +22,7 @@ import cases  # noqa: E402
 import compare  # noqa: E402
 import depth  # noqa: E402
 import measure  # noqa: E402
+import parallel  # noqa: E402
 import peers  # noqa: E402
 import long_prompt as prompt  # noqa: E402
 import report  # noqa: E402
@@ -209,6 +213,25 @@ class Lists(unittest.TestCase):
             with self.assertRaises(SystemExit) as stop, contextlib.redirect_stderr(io.StringIO()):
                 compare.parse(bad)
             self.assertEqual(stop.exception.code, 2)
+
+
+class Ranks(unittest.TestCase):
+    def test_ranks_that_hang_are_ended(self):
+        """Programs that wait stand for the ranks."""
+        started, start = [], subprocess.Popen
+
+        def record(*arguments, **options):
+            started.append(start(*arguments, **options))
+            return started[-1]
+
+        with tempfile.TemporaryDirectory() as folder:
+            rank = Path(folder) / "rank"
+            rank.write_text("#!/bin/sh\nexec sleep 600\n")
+            rank.chmod(0o755)
+            with mock.patch.object(sys, "executable", str(rank)), mock.patch.object(subprocess, "Popen", record):
+                with mock.patch.object(parallel, "RANKS_S", 0.5), self.assertRaisesRegex(SystemExit, "2 ranks took more than 0.5 s"):
+                    parallel.measure(2, 0, 1024)
+        self.assertEqual([process.returncode for process in started], [-signal.SIGKILL] * 2)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,29 @@ class Runs(unittest.TestCase):
         self.assertEqual(missing, {reader.name for reader in peers.READERS} - {"llama.cpp -fa off", "llama.cpp -fa on"})
         for name in missing:
             self.assertRegex(said, rf"\[\d+\] {name}: ")
-        self.assertIn("was not loaded", self.entries()["as-is", 64, "llama.cpp with sparge"]["missing"])
+        self.assertIn("was not loaded", self.entries()["as-is", 64, "llama.cpp with sparge"]["missing"]["time"])
+
+    def test_what_is_missing_hides_nothing_else(self):
+        """A loss that fails leaves the times; a time that works leaves the reason of the loss."""
+        given = ("--only", "llama.cpp with sparge", "--weights", "as-is", "--tokens", "64", "--measure")
+        with mock.patch.object(prompt_report, "draw", side_effect=ImportError("no picture")):
+            self.run_prompt(*given, "time")
+            (self.folder / "backend.so").write_text("")  # loads, and does not say so
+            self.run_prompt(*given, "loss")
+            (self.folder / "backend.so").write_text("not empty")
+            _, said, _ = self.run_prompt(*given, "time")
+        entry = self.entries()["as-is", 64, "llama.cpp with sparge"]
+        self.assertEqual((len(entry["time"]), list(entry["missing"])), (2, ["loss"]))
+        (row,) = [line for line in said.splitlines() if line.startswith("| llama.cpp with sparge")]
+        cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        self.assertEqual((cells[1], cells[3]), ("16", "32"))  # 64 tokens in 4 and 2 s
+        self.assertRegex(cells[5], r"missing \[\d+\]")
+
+    def test_what_prints_nothing_is_missing(self):
+        for printed in ("", "no json", "5", "{}", '{"time": null}', '{"time": ["x"]}'):
+            with self.assertRaisesRegex(peers.Missing, "time is not in what came"):
+                peers.figures(printed, "time")
+        self.assertEqual(peers.figures('a line\n{"time": [1, 2.5]}\n', "time"), [1.0, 2.5])
 
     def test_refusals(self):
         for arguments, says in ((("--only", "nobody"), "nobody"), (("--tokens", "12"), "12"), (("--rounds", "0"), "--rounds 0"),

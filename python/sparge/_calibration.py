@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
 from . import _core
+
+
+def check_numbers(floats: dict[str, Any], integers: dict[str, Any]) -> None:
+    """That they are numbers, by name; a bound may be None. What a binding says of others names no argument."""
+    for name, value in floats.items():
+        if value is not None and not isinstance(value, numbers.Real):
+            raise TypeError(f"{name}={value!r} is no float")
+    for name, value in integers.items():
+        if not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name}={value!r} is no int")
+    seed = integers.get("seed", 0)
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed={seed} is outside 0..2^63-1")
 
 
 @dataclass(frozen=True)
@@ -49,9 +63,9 @@ class Calibration(_core.Calibration):
         """heads: query heads. target_l2: relative L2 error per head that skipping may cause; pv_l2: the same with PV skip
         (default 1.25 target_l2); target_l1, pv_l1: bounds of the relative L1 error instead; round_l1: error of 8-bit
         arithmetic beyond which a head takes 16 bits."""
-        super().__init__(
-            heads, target_l1=target_l1, pv_l1=pv_l1, target_l2=target_l2, pv_l2=pv_l2, round_l1=round_l1, seed=seed
-        )
+        bounds = {"target_l1": target_l1, "pv_l1": pv_l1, "target_l2": target_l2, "pv_l2": pv_l2, "round_l1": round_l1}
+        check_numbers(bounds, {"heads": heads, "seed": seed})
+        super().__init__(heads, **bounds, seed=seed)
 
     @classmethod
     def load(cls, data: bytes, heads: int | None = None) -> Calibration:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 import os
 import threading
 import warnings
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Union
 
 from . import _attention, _core
 from ._attention import Precision
-from ._calibration import Calibration
+from ._calibration import Calibration, check_numbers
 from ._elsewhere import LayerWarning, Obstacle, counted
 from ._presets import Preset, PresetError
 
@@ -45,18 +44,11 @@ class Settings:
     keep_keys: bool = True  # a prompt that comes in parts: keys stay packed from one to the next
 
     def __post_init__(self) -> None:
-        for names, kind, text in (
-            (_BOUNDS, numbers.Real, "float"),
-            (("dense_tail", "seed", "min_keys"), numbers.Integral, "int"),
-        ):
-            for name in names:
-                value = getattr(self, name)
-                if not isinstance(value, kind) and not (name in _BOUNDS and value is None):
-                    raise TypeError(f"{name}={value!r} is no {text}")
-                if kind is numbers.Real and value is not None and not 0 <= float(value) <= 1:
-                    raise ValueError(f"{name}={value} is outside 0..1")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed={self.seed} is outside 0..2^63-1")
+        bounds = {name: getattr(self, name) for name in _BOUNDS}
+        check_numbers(bounds, {name: getattr(self, name) for name in ("dense_tail", "seed", "min_keys")})
+        for name, value in bounds.items():
+            if value is not None and not 0 <= float(value) <= 1:
+                raise ValueError(f"{name}={value} is outside 0..1")
         if self.preset is not None:
             object.__setattr__(self, "preset", Preset.read(self.preset))
         # What is wrong is said now, not when a layer runs.
@@ -157,6 +149,7 @@ class Layer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         learned = state.pop("learned")
+        self.elsewhere = Counter()  # which older pickles lack
         self.__dict__.update(state)
         self._enlist(learned)  # copies of a model have layers of their own
 

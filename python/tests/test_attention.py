@@ -15,6 +15,7 @@ import pytest
 import sparge
 from oracle import LEVELS, assert_near, dense, noise, qkv, read_head, relative_l1, resident
 
+PATIENCE_S = 600  # on a busy machine an import may take minutes
 SHAPES = [(2, 4, 150, 40), (2, 2, 330, 40)]  # ragged blocks, groups of two heads
 
 # ------------------------------------------------------------------ what is computed
@@ -233,7 +234,8 @@ def test_a_curve_costs_nothing_beside_attention():
 
     grid, x = (3, 32, 32), noise(2, 3 * 32 * 32, 64)
     attention = seconds(lambda: sparge.attention(x, x, x, grid=grid, threads=1))
-    assert seconds(lambda: sparge.token_order(grid)) < 0.02 * attention
+    # 0.3 % of it (AMD EPYC, family 26, model 2). On a busy machine others take the caches, and the shorter one loses more by it.
+    assert seconds(lambda: sparge.token_order(grid)) < 0.05 * attention
 
 
 def test_packed_batch_is_its_sequences():
@@ -270,6 +272,24 @@ def test_calibration_is_kept():
     assert beforehand.head(0).samples > 0
 
 
+@pytest.mark.parametrize(
+    "given, error, text",
+    [
+        (dict(heads="x"), TypeError, "heads='x' is no int"),
+        (dict(seed=-1), ValueError, "seed=-1 is outside 0..2^63-1"),
+        (dict(seed=2**63), ValueError, "seed=9223372036854775808 is outside 0..2^63-1"),
+        (dict(seed=1.5), TypeError, "seed=1.5 is no int"),
+        (dict(target_l2="x"), TypeError, "target_l2='x' is no float"),
+        (dict(pv_l1=[0.1]), TypeError, "pv_l1=[0.1] is no float"),
+    ],
+    ids=str,
+)
+def test_a_calibration_names_what_is_wrong(given, error, text):
+    with pytest.raises(error) as caught:
+        sparge.Calibration(**{"heads": 2, **given})
+    assert str(caught.value) == text
+
+
 @pytest.mark.parametrize("options", [dict(target_l1=0), dict(tau=0.9), dict(precision="int16", select="all"), dict()], ids=str)
 def test_threads_do_not_change_a_byte(options):
     q, k, v = qkv((1, 4, 700, 64), (1, 2, 1100, 64))
@@ -281,23 +301,25 @@ def test_threads_do_not_change_a_byte(options):
 
 
 def test_the_gil_is_released():
+    """This thread gets on during a call of another one. On a busy machine it may have no turn in many of them."""
     q, k, v = qkv(*[(4, 2500, 64)] * 2)
-    began, ended = threading.Event(), threading.Event()
+    calls, enough = [0], threading.Event()
+    deadline = time.monotonic() + PATIENCE_S
 
     def compute():
-        began.set()
-        sparge.attention(q, k, v, target_l1=0, threads=1)
-        ended.set()
+        while not enough.is_set() and time.monotonic() < deadline:
+            calls[0] += 1
+            sparge.attention(q, k, v, target_l1=0, threads=1)
 
     thread = threading.Thread(target=compute)
     thread.start()
-    began.wait()
-    steps = 0
-    while not ended.is_set():
+    call, steps = 0, 0
+    while steps <= 3 and thread.is_alive():  # of dozens; none, or one, if the call held the lock
         time.sleep(0.001)
-        steps += not ended.is_set()
+        call, steps = calls[0], steps + 1 if calls[0] == call else 0
+    enough.set()
     thread.join()
-    assert steps > 3  # of dozens; none, or one, if the call held the lock
+    assert steps > 3
 
 
 def test_several_threads_at_once():
@@ -327,7 +349,7 @@ def test_a_child_can_compute():
     expected = sparge.attention(q, k, v, threads=2).tobytes()  # the pool's threads are there
     child = os.fork()
     if child == 0:
-        signal.alarm(60)  # a hang ends the child
+        signal.alarm(PATIENCE_S)  # a hang ends the child
         os._exit(0 if sparge.attention(q, k, v, threads=2).tobytes() == expected else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert sparge.attention(q, k, v, threads=2).tobytes() == expected
@@ -369,7 +391,7 @@ def test_overhead_of_a_call():
 def test_import_is_light():
     code = "import sys, sparge; sparge.Preset, sparge.Calibration; assert not {'torch', 'transformers', 'diffusers'} & set(sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=PATIENCE_S).returncode == 0
 
 
 def test_everything_public_is_annotated():

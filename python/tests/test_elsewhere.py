@@ -145,6 +145,28 @@ def test_transformers():
         assert (theirs(ids).logits - out).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("name", ["attention_mask", "s_aux"])
+def test_transformers_keeps_gradients_of_masks_and_sinks(name):
+    """Where nothing else is trained: a mask that is written out as floats; sinks, which PyTorch's function has not."""
+    pytest.importorskip("transformers")
+    import sparge.integrations.transformers as integration
+
+    q, k, v = torch.randn(3, 1, 2, 40, 16, generator=torch.Generator().manual_seed(1)).unbind()
+    given = {"attention_mask": torch.zeros(1, 1, 40, 40), "s_aux": None}
+    given[name] = torch.zeros(2) if name == "s_aux" else given[name]
+    given[name].requires_grad_()
+    module = torch.nn.Module()
+    if name == "s_aux":
+        with pytest.raises(NotImplementedError, match="s_aux requires a gradient.*eager"):
+            integration._attention(module, q, k, v, **given)
+    else:
+        integration._attention(module, q, k, v, **given)[0].square().sum().backward()
+        assert float(given[name].grad.abs().max()) > 0
+    with torch.no_grad():
+        integration._attention(module, q, k, v, **given)
+    assert module.__dict__[integration._ATTRIBUTE].totals.calls == 1
+
+
 @pytest.mark.parametrize("trained", ["q_proj", "k_proj", "v_proj"])
 def test_transformers_keeps_every_gradient(trained):
     """As adapters of one projection need it."""

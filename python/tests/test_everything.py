@@ -26,7 +26,7 @@ PUBLIC = ["sparge", "sparge.compat", "sparge.ggml", "sparge.torch", "sparge.inte
 # sparge.distributed needs several ranks (test_distributed.py).
 NEEDED = {"sparge.compat": "torch", "sparge.torch": "torch", "sparge.integrations": "torch", "sparge.integrations.transformers": "transformers",
           "sparge.integrations.diffusers": "diffusers"}  # fmt: skip
-SECONDS = 300  # a call that does not return ends the tests, with a stack; all of it takes a few seconds
+SECONDS = 600  # a call that does not return ends the tests, with a stack; all of it takes a few seconds
 
 
 def has(library):

@@ -181,6 +181,20 @@ def test_node_learns_by_block_and_reports(caplog):
     assert len([line for line in caplog.text.splitlines() if line.startswith("('double_block', 1)")]) == 1
 
 
+def test_node_reports_pictures_of_every_size(caplog):
+    options = node()
+    tables = []
+    with caplog.at_level(logging.INFO):
+        for count, rounds in ((128, 3), (256, 8), (128, 4)):
+            q, k, v = (tensor.flatten(2) for tensor in tokens(count))
+            for _ in range(rounds):
+                for block in (("double_block", 0), ("double_block", 1)):
+                    attend({**options, "block": block}, q, k, v, HEADS)
+                tables.append(caplog.text.count("skipped"))  # of the heading
+    # After the fourth and eighth of the larger ones; one of the smaller ones, with the three that came before.
+    assert tables == [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
+
+
 def test_node_says_what_it_leaves_out(caplog):
     options = node()
     q, k, v = (tensor.flatten(2) for tensor in tokens(128))

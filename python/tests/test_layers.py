@@ -115,6 +115,11 @@ def test_copies_know_what_the_original_knew(head, duplicate):
     layer.dense = True
     twin, third = duplicate(layer), duplicate(duplicate(layer))
     assert twin.handle != layer.handle and twin.dense and twin.totals == layer.totals and third.totals == layer.totals
+    before = layer.__getstate__()
+    del before["elsewhere"]  # as in older pickles
+    older = sparge.Layer.__new__(sparge.Layer)
+    older.__setstate__(before)
+    assert not older.elsewhere and older.totals == layer.totals
     layer.dense = twin.dense = third.dense = False
     results = [x.attention(*head, causal=True).tobytes() for x in (layer, twin, third)]
     assert len(set(results)) == 1

@@ -129,19 +129,22 @@ def test_missing_program(captures: Path, tmp_path: Path, monkeypatch: pytest.Mon
         sparge.report(captures, progress=False)
 
 
+PATIENCE_S = 600  # on a busy machine an import may take minutes
+
 INTERRUPTED = """
-import signal
+import pathlib, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore Ctrl-C
-import sparge
+import sparge, sparge._command
+sparge._command.Bar.at = lambda *_: pathlib.Path("listening").touch()  # to what the child says
 sparge.report("captures", out="page.html", progress=False)
 """
 
 
 def test_interrupted_ends_the_child(tmp_path: Path) -> None:
-    """A program that tells its process number and then waits stands for one that is at work."""
+    """A program that tells its process number, and how far it is, and then waits stands for one that is at work."""
     program = tmp_path / "program"
     pid = tmp_path / "pid"
-    program.write_text(f"#!/bin/sh\necho $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60\n")
+    program.write_text(f"#!/bin/sh\necho $$ > {pid}\necho 'reading: 1 of 2, 00:01 left' >&2\nexec sleep {PATIENCE_S}\n")
     program.chmod(0o755)
     environment = {
         **os.environ,
@@ -155,14 +158,13 @@ def test_interrupted_ends_the_child(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not pid.exists():
+    deadline = time.monotonic() + PATIENCE_S
+    while not (tmp_path / "listening").exists():
         assert parent.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     child = int(pid.read_text())
-    time.sleep(1)  # on a busy machine the child may run before the parent knows of it
     parent.send_signal(signal.SIGINT)
-    _, said = parent.communicate(timeout=180)
+    _, said = parent.communicate(timeout=PATIENCE_S)
     assert said.rstrip().endswith("KeyboardInterrupt")
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)

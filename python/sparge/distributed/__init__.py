@@ -11,24 +11,28 @@
 
 from __future__ import annotations
 
+import json
+import numbers
 import time
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from .. import _attention, _core
 from .._layers import Settings
-from ._call import Asked, Call, Stats, Tiles
-from ._choose import Kept
+from ._call import Asked, Call, Stats, Tiles, check_alike, check_tensor
+from ._choose import Kept, standing
 from ._links import Links, close, links_of
 from ._schedules import SCHEDULE
-from ._shards import Segment, Shard, count_tokens, segments
+from ._shards import Segment, Shard, check_shard, count_tokens, segments
 from ._watch import RankError
 
 __all__ = ["Layer", "RankError", "Stats", "Tiles", "attention", "close", "positions", "shard", "unshard"]
 
 TIMEOUT_S = 60.0
+LONGEST_S = 86400.0  # nobody waits for longer than a day
+_TEXT_BYTES = 3000  # of a refusal in a message to all
 
 
 def attention(
@@ -60,13 +64,10 @@ def attention(
 
 
 def _attend(q: Any, k: Any, v: Any, group: Any, timeout: float, asked: Asked, kept: Kept | None) -> Any:
-    if not timeout > 0:
-        raise ValueError(f"timeout={timeout} is not above 0")
     began = time.perf_counter()
-    links = links_of(group, timeout)
-    links.begin(timeout)
+    links = _begun(group, timeout)
     try:
-        call = _agreed(q, k, v, links, asked)
+        call = _agreed(q, k, v, links, asked, kept)
         if asked.map:
             blocks = -(-call.q.shape[2] // _core.BLOCK_Q), -(-call.k_tokens // _core.BLOCK_K)
             call.map = torch.zeros((*call.q.shape[:2], *blocks), dtype=torch.uint8)
@@ -89,23 +90,55 @@ class _Refused(Exception):
         self.error = error
 
 
-def _agreed(q: Any, k: Any, v: Any, links: Links, asked: Asked) -> Call:
-    call: Call | None = None
+def _begun(group: Any, timeout: float) -> Links:
+    if not isinstance(timeout, numbers.Real) or not 0 < timeout <= LONGEST_S:
+        raise ValueError(f"timeout={timeout!r} is no number of seconds above 0, and up to {LONGEST_S:g} (a day)")
+    links = links_of(group, timeout)
+    links.begin(timeout)
+    return links
+
+
+def _told(links: Links, what: str, own: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What all ranks ask, if they ask for the same call; `own` says it for this one, or refuses."""
     own_error: Exception | None = None
     try:
-        call = Call(q, k, v, links, asked)
-        header = call.header()
+        header = own()
+        header["alike"]["call"] = what
     except (ValueError, TypeError) as error:
         own_error = error
-        header = {"refused": str(error)[:1000]}
+        header = {"refused": _cut(str(error))}
     headers = links.tell_all(header, "what is asked")
     if own_error is not None:
         raise _Refused(own_error)
-    assert call is not None
+    try:
+        check_alike(headers)
+    except ValueError as error:
+        raise _Refused(error) from None
+    return headers
+
+
+def _cut(text: str) -> str:
+    """As much of it as a message takes."""
+    while len(json.dumps(text)) > _TEXT_BYTES:
+        text = text[: len(text) * 3 // 4]
+    return text
+
+
+def _agreed(q: Any, k: Any, v: Any, links: Links, asked: Asked, kept: Kept | None) -> Call:
+    made: list[Call] = []
+
+    def own() -> dict[str, Any]:
+        made.append(Call(q, k, v, links, asked))
+        return {**made[0].header(), "choice": standing(made[0], kept)}
+
+    headers = _told(links, "attention", own)
+    (call,) = made
     try:
         call.agree(headers)
     except ValueError as error:
         raise _Refused(error) from None
+    choices = {header["choice"] for header in headers}
+    call.measures = choices != {headers[0]["choice"]} or "" in choices
     return call
 
 
@@ -150,6 +183,11 @@ def _order(tokens: int, grid: Sequence[int] | None, text_tokens: int, text_after
     return torch.cat([torch.arange(text_tokens), curve + text_tokens])
 
 
+def _check_dim(tensor: torch.Tensor, dim: int) -> None:
+    if not isinstance(dim, numbers.Integral) or not -tensor.dim() <= dim < tensor.dim():
+        raise ValueError(f"dim={dim!r} is none of the {tensor.dim()} dimensions of tensor")
+
+
 def shard(
     tensor: torch.Tensor,
     *,
@@ -164,6 +202,7 @@ def shard(
     piece of the beginning and one of the end. grid (T, H, W): tokens of images or videos in raster order are put in the
     order of a Hilbert curve first, as sparge.attention(grid=...) does; text_tokens stay before them, or after them."""
     rank, ranks = _rank_of(group)
+    _check_dim(tensor, dim)
     tokens = tensor.shape[dim]
     order = _order(tokens, grid, text_tokens, text_after)
     places = torch.cat([torch.arange(s.first, s.end) for s in segments(tokens, rank, ranks, shard)] or [torch.arange(0)])
@@ -188,29 +227,27 @@ def unshard(
     timeout: float = TIMEOUT_S,
 ) -> torch.Tensor:
     """The whole sequence, on every rank, from the tokens of all: the way back of `shard`."""
-    links = links_of(group, timeout)
-    links.begin(timeout)
+    links = _begun(group, timeout)
     try:
+        headers = _told(links, "unshard", lambda: _gathers(tensor, shard, dim, grid, text_tokens, text_after))
         local = tensor.detach().transpose(0, dim).contiguous()
-        row = [int(side) for side in local.shape[1:]]
-        headers = links.tell_all({"tokens": local.shape[0], "alike": [row, str(local.dtype), shard]}, "what to gather")
+        row = local.shape[1:]
         counts = [header["tokens"] for header in headers]
-        width = local[:0].new_empty(row).numel()
         its = [segments(sum(counts), r, links.ranks, shard) for r in range(links.ranks)]
-        wrong = _wrong_parts(headers, its)
-        parts = [] if wrong else links.all_gather(local, [count * width for count in counts], "tokens")
+        order = _whole_order(counts, its, grid, text_tokens, text_after)
+        parts = links.all_gather(local, [count * row.numel() for count in counts], "tokens")
+    except _Refused as refusal:
+        links.end()
+        raise refusal.error from None
     except BaseException as error:
         links.fail(error)
         raise
     links.end()
-    if wrong:
-        raise ValueError(wrong)
     found = local.new_empty((sum(counts), *row))
     for part, of, count in zip(parts, its, counts):
         part = part.view(count, *row)
         for segment in of:
             found[segment.first : segment.end] = part[segment.at : segment.at + segment.count]
-    order = _order(len(found), grid, text_tokens, text_after)
     if order is not None:
         raster = torch.empty_like(found)
         raster[order] = found
@@ -218,14 +255,32 @@ def unshard(
     return found.transpose(0, dim)
 
 
-def _wrong_parts(headers: list[dict[str, Any]], its: list[list[Segment]]) -> str:
-    """Why these are not the parts of one sequence, or nothing."""
-    for rank, (header, of) in enumerate(zip(headers, its)):
-        if header["alike"] != headers[0]["alike"]:
-            return f"rank {rank} has {header['alike']}, rank 0 {headers[0]['alike']} (other dimensions, dtype, shard)"
-        if header["tokens"] != count_tokens(of):
-            return f"rank {rank} has {header['tokens']} tokens, but its part of all is {count_tokens(of)}"
-    return ""
+def _gathers(
+    tensor: Any, shard: Any, dim: Any, grid: Sequence[int] | None, text_tokens: int, text_after: bool
+) -> dict[str, Any]:
+    """What all ranks must say alike of an `unshard`, and, under `tokens`, what may differ."""
+    check_tensor("tensor", tensor)
+    check_shard(shard)
+    _check_dim(tensor, dim)
+    others = list(tensor.detach().transpose(0, dim).shape[1:])
+    alike = {
+        "version": _core.version(), "dtype": str(tensor.dtype)[6:], "other dimensions": others, "shard": shard,
+        "grid": None if grid is None else [int(side) for side in grid], "text_tokens": int(text_tokens), "text_after": bool(text_after),
+    }  # fmt: skip
+    return {"tokens": tensor.shape[dim], "alike": alike}
+
+
+def _whole_order(
+    counts: list[int], its: list[list[Segment]], grid: Sequence[int] | None, text_tokens: int, text_after: bool
+) -> torch.Tensor | None:
+    """As _order, if these are the parts of one sequence."""
+    for rank, (count, of) in enumerate(zip(counts, its)):
+        if count != count_tokens(of):
+            raise _Refused(ValueError(f"rank {rank} has {count} tokens, but its part of all is {count_tokens(of)}"))
+    try:
+        return _order(sum(counts), grid, text_tokens, text_after)
+    except (ValueError, TypeError) as error:
+        raise _Refused(error) from None
 
 
 # ------------------------------------------------------------------ a layer of a model

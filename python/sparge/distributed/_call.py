@@ -127,6 +127,8 @@ class Call:
         self.map: torch.Tensor | None = None
         self.travelled: dict[str, int] = {}
         self.how = by_hand(self.options)
+        self.measures = True
+        """Where bounds decide: samples are taken, on all ranks or on none."""
         self._check_with_library()
 
     def _check_with_library(self) -> None:
@@ -170,15 +172,7 @@ class Call:
 
     def agree(self, headers: list[dict[str, Any]]) -> None:
         """All ranks ask for the same, and each has its part of the sequence. All ranks say so, or none."""
-        for rank, header in enumerate(headers):
-            if "refused" in header:
-                raise ValueError(f"rank {rank}: {header['refused']}")
-        first = headers[0]["alike"]
-        for rank, header in enumerate(headers):
-            alike = header["alike"]
-            for name in sorted({*first, *alike}):
-                if first.get(name) != alike.get(name):
-                    raise ValueError(f"{name} is {alike.get(name)} on rank {rank} and {first.get(name)} on rank 0")
+        check_alike(headers)
         self.q_tokens, self.k_tokens = (sum(header["tokens"][i] for header in headers) for i in (0, 1))
         ranks = range(self.links.ranks)
         self.q_segments = [segments(self.q_tokens, r, self.links.ranks, self.shard) for r in ranks]
@@ -225,7 +219,7 @@ class Call:
     @property
     def threads(self) -> int:
         given = self.options.get("threads")
-        return torch.get_num_threads() if given is None else int(given)
+        return torch.get_num_threads() if given is None else given  # which the library checks
 
     def place(self, q: Segment, k: Segment | None) -> dict[str, Any]:
         """Options that say where a part stands; k None: all keys are here."""
@@ -251,14 +245,32 @@ class Call:
         self.links.trace.append((what, began, time.perf_counter()))
 
 
-def _four(name: str, tensor: Any, options: dict[str, Any]) -> torch.Tensor:
-    tensor = _arrays.wrapped(name, tensor)
+def check_alike(headers: list[dict[str, Any]]) -> None:
+    """No rank refuses the call, and all ask for the same; else the first difference."""
+    for rank, header in enumerate(headers):
+        if "refused" in header:
+            raise ValueError(f"rank {rank}: {header['refused']}")
+    first = headers[0]["alike"]
+    for rank, header in enumerate(headers):
+        alike = header["alike"]
+        for name in sorted({*first, *alike}, key=lambda name: (name != "version", name != "call", name)):
+            if first.get(name) != alike.get(name):
+                raise ValueError(f"{name} is {alike.get(name)} on rank {rank} and {first.get(name)} on rank 0")
+
+
+def check_tensor(name: str, tensor: Any) -> None:
+    """What holds for every tensor that goes to other ranks."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: {type(tensor).__name__} is no tensor of PyTorch")
     if not tensor.is_cpu:
         raise ValueError(f"{name}: is on device {tensor.device}, not on the CPU")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name}: requires a gradient, which sparge does not compute; use torch.no_grad()")
+
+
+def _four(name: str, tensor: Any, options: dict[str, Any]) -> torch.Tensor:
+    tensor = _arrays.wrapped(name, tensor)
+    check_tensor(name, tensor)
     if tensor.dtype not in DTYPES:
         raise TypeError(f"{name}: dtype {tensor.dtype} is none of float32, float16, bfloat16")
     if tensor.dim() not in (3, 4):

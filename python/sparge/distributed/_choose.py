@@ -5,6 +5,7 @@ each kv head is calibrated by itself.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,18 +27,33 @@ class Kept:
     choices: dict[Kind, list[list[float]]] = field(default_factory=dict)
     """Of all heads, as last measured."""
     calls: dict[Kind, int] = field(default_factory=dict)
+    """That the choice served, with the one that measured it."""
+
 
 _PRECISIONS = ("int8", "int16", "fp32")
 
 
+def _kind(call: Call) -> Kind:
+    return call.q.shape[1], call.k.shape[1], call.q.shape[3], call.v.shape[3], bool(call.options.get("causal"))
+
+
+def standing(call: Call, kept: Kept | None) -> str:
+    """Names the choice that this rank would take unseen; nothing if it has to measure. All measure unless all name the
+    same: a rank may be out of step with others, because it is new, was restored, or was in another group meanwhile."""
+    kind = _kind(call)
+    if kept is None or kind not in kept.choices or kept.calls[kind] >= call.asked.measure_every:
+        return ""
+    return hashlib.sha256(repr(kept.choices[kind]).encode()).hexdigest()[:16]
+
+
 def choose(call: Call, kept: Kept | None, tensors: tuple[torch.Tensor, ...] | None = None) -> dict[str, Any]:
     """By bounds. `tensors`: q, k, v of this rank's heads and the whole sequence, where they are here already."""
-    kind = (call.q.shape[1], call.k.shape[1], call.q.shape[3], call.v.shape[3], bool(call.options.get("causal")))
+    kind = _kind(call)
     kept = Kept() if kept is None else kept
-    turn = kept.calls.get(kind, 0)
-    if kind not in kept.choices or turn % call.asked.measure_every == 0:
+    if call.measures:
         kept.choices[kind] = _measured(call, kept.calibrations.setdefault(kind, {}), tensors)
-    kept.calls[kind] = turn + 1
+        kept.calls[kind] = 0
+    kept.calls[kind] += 1
     rows = kept.choices[kind]
     tail = call.options.get("dense_tail") or 0
     return {

@@ -8,6 +8,7 @@ import json
 import queue
 import threading
 import time
+from datetime import timedelta
 from typing import Any, Callable, Sequence
 
 import torch
@@ -18,14 +19,17 @@ from ._watch import RankError, Watch
 _TAG = 7301  # away from what else a program sends in this group
 _HEADER_BYTES = 4096
 _POLL_S = 0.05
+_MOMENT_S = 1.0  # until the watch knows what gloo knows
+_NO_LIMIT = timedelta(days=1)  # of gloo: who is lost, the watch decides
 
 
 class Transfer:
     """A message on its way. Keeps its memory."""
 
-    def __init__(self, tensor: torch.Tensor, work: Any) -> None:
+    def __init__(self, tensor: torch.Tensor, work: Any, peer: int) -> None:
         self.tensor = tensor
         self.work = work
+        self.peer = peer
         self.began = time.perf_counter()
         self.ended = 0.0
         self.error: str | None = None
@@ -90,11 +94,11 @@ class Links:
 
     def _post(self, flat: torch.Tensor, post: Callable[[], Any], peer: int) -> Transfer:
         if flat.numel() == 0:
-            transfer = Transfer(flat, None)
+            transfer = Transfer(flat, None, peer)
             transfer.over.set()
             return transfer
         try:
-            transfer = Transfer(flat, post())
+            transfer = Transfer(flat, post(), peer)
         except RuntimeError as error:  # gloo knows already that the connection is lost
             self._find_culprit(peer, str(error))
         self._queue.put(transfer)
@@ -107,7 +111,7 @@ class Links:
             while not transfer.over.wait(_POLL_S):
                 self._check(since)
             if transfer.error is not None:
-                self._find_culprit(None, transfer.error)
+                self._find_culprit(transfer.peer, transfer.error)
         self._check(since)
         ended = time.perf_counter()
         self.waited_s += ended - began
@@ -143,18 +147,18 @@ class Links:
         if self._watch is not None:
             self._watch.check(since, self.timeout)
 
-    def _find_culprit(self, peer: int | None, text: str) -> None:
-        """A connection is lost; the watch knows in a moment who is gone, or has accused somebody."""
+    def _find_culprit(self, peer: int, text: str) -> None:
+        """The connection to a rank is lost; the watch knows in a moment who is gone, or has accused somebody."""
         since = time.monotonic()
-        while time.monotonic() - since < 1.0:
+        while self._watch is not None and self._watch.looked_s - since < _MOMENT_S:
             self._check(since)
             time.sleep(0.01)
-        raise RankError(self.rank if peer is None else peer, f"has lost its connection: {text.splitlines()[0]}")
+        raise RankError(peer, f"has lost its connection: {text.splitlines()[0]}")
 
     def _wait_in_turn(self) -> None:
         while (transfer := self._queue.get()) is not None:
             try:
-                transfer.work.wait()
+                transfer.work.wait(_NO_LIMIT)
             except RuntimeError as error:
                 transfer.error = str(error)
             transfer.ended = time.perf_counter()
@@ -185,7 +189,8 @@ def links_of(group: Any, timeout: float) -> Links:
     if dist.get_rank(group) < 0:
         raise ValueError("group: this process is none of its ranks")
     known = _links.get(id(group))
-    if known is None or known.group is not group:
+    if known is None:
+        _close_destroyed()
         backend = group._get_backend(torch.device("cpu")).name()
         if backend != "gloo":
             raise ValueError(f"group: its backend for CPU tensors is {backend}, not gloo")
@@ -193,8 +198,17 @@ def links_of(group: Any, timeout: float) -> Links:
     return known
 
 
+def _close_destroyed() -> None:
+    """Groups that are no more; PyTorch does not say when it destroys one."""
+    there = dist.distributed_c10d._world.pg_map
+    for links in list(_links.values()):
+        if links.group not in there:
+            close(links.group)
+
+
 def close(group: Any = None) -> None:
-    """Lets go of what calls have made for a group. A later call makes it anew, together with all other ranks."""
+    """Lets go of what calls have made for a group: two threads, and a connection to each other rank. For groups that are
+    destroyed the first call of another one does that. A later call makes it anew, together with all other ranks."""
     group = dist.group.WORLD if group is None else group
     links = _links.pop(id(group), None)
     if links is not None:

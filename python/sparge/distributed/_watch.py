@@ -40,7 +40,10 @@ def own_address() -> str:
             request = struct.pack("256s", interface.encode()[:15])
             return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
     try:
-        return socket.gethostbyname(socket.gethostname())
+        address = socket.gethostbyname(socket.gethostname())
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))  # the name may stand for another machine's address
+        return address
     except OSError:
         return "127.0.0.1"
 
@@ -51,7 +54,7 @@ class _Peer:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unread = b""
-        self.heard = time.monotonic()
+        self.heard_s = time.monotonic()
         self.call = 0
         self.done = 0
         self.verdict = _NOBODY
@@ -69,6 +72,7 @@ class Watch:
         self._verdict = _NOBODY
         self._lock = threading.Lock()  # of sending
         self._closing = False
+        self.looked_s = time.monotonic()  # the thread has heard all that was there to hear then
         deadline = time.monotonic() + timeout
         self._peers = {peer: _Peer(connection) for peer, connection in _meet(store, rank, ranks, deadline).items()}
         self._selector = selectors.DefaultSelector()
@@ -92,20 +96,21 @@ class Watch:
             self._verdict = rank
             self._say()
 
-    def check(self, waiting_since: float, timeout: float) -> None:
+    def check(self, waiting_since_s: float, timeout: float) -> None:
         """Raises RankError if a rank cannot do its part of this call any more."""
-        now = time.monotonic()
-        for number, peer in self._peers.items():
+        now = self.looked_s  # of what came later, this rank knows nothing yet: its own thread may have had no time
+        if not self._thread.is_alive():
+            raise RankError(self.rank, "(this one) hears nothing of the others: its thread for that has ended, or is not in this process")
+        missing = {number: peer for number, peer in self._peers.items() if peer.done < self.call}
+        for number, peer in missing.items():
             if peer.verdict != _NOBODY:
                 raise self._judged(number, peer.verdict)
-        for number, peer in self._peers.items():
-            if peer.done >= self.call:
-                continue
+        for number, peer in missing.items():
             if peer.gone:
                 raise RankError(number, "is gone: its process has ended, or its connections have")
-            if now - peer.heard > timeout:
-                raise RankError(number, f"is silent: nothing from it for {now - peer.heard:.1f} s (timeout={timeout:g})")
-            if now - waiting_since > timeout and peer.call < self.call:
+            if now - peer.heard_s > timeout:
+                raise RankError(number, f"is silent: nothing from it for {now - peer.heard_s:.1f} s (timeout={timeout:g})")
+            if now - waiting_since_s > timeout and peer.call < self.call:
                 raise RankError(
                     number, f"has not come: it is in call {peer.call}, not {self.call}, after {timeout:g} s (timeout)"
                 )
@@ -120,12 +125,10 @@ class Watch:
     def close(self) -> None:
         self._closing = True
         self._thread.join(timeout=2)
-        for peer in self._peers.values():
-            peer.connection.close()
 
     def _say(self) -> None:
-        message = _MESSAGE.pack(_MAGIC, self.call, self.done, self._verdict)
         with self._lock:
+            message = _MESSAGE.pack(_MAGIC, self.call, self.done, self._verdict)  # here: messages go in the order of what they say
             for peer in self._peers.values():
                 if peer.gone:
                     continue
@@ -147,6 +150,10 @@ class Watch:
                 self._read(key.data)
             if not self._selector.get_map():
                 time.sleep(0.01)
+            self.looked_s = now
+        for peer in self._peers.values():
+            peer.connection.close()
+        self._selector.close()
 
     def _read(self, peer: _Peer) -> None:
         try:
@@ -160,7 +167,7 @@ class Watch:
             self._selector.unregister(peer.connection)
             return
         peer.unread += data
-        peer.heard = time.monotonic()
+        peer.heard_s = time.monotonic()
         while len(peer.unread) >= _MESSAGE.size:
             magic, peer.call, peer.done, verdict = _MESSAGE.unpack(peer.unread[: _MESSAGE.size])
             peer.unread = peer.unread[_MESSAGE.size :]
@@ -171,7 +178,15 @@ class Watch:
 
 
 def _meet(store: Any, rank: int, ranks: int, deadline: float) -> dict[int, socket.socket]:
-    """A connection to every other rank: from the higher to the lower number."""
+    """A connection to every other rank."""
+    try:
+        return _connections(store, rank, ranks, deadline)
+    except OSError as error:  # an interface or address that is not here, no more files
+        raise RankError(rank, f"(this one) cannot be met by others: {error}") from None
+
+
+def _connections(store: Any, rank: int, ranks: int, deadline: float) -> dict[int, socket.socket]:
+    """From the higher to the lower number."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         address = own_address()
         listener.bind((address, 0))

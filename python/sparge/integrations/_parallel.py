@@ -67,21 +67,39 @@ def apply(transformer: Any, config: Any) -> Callable[[], None]:
     device = next(transformer.parameters()).device
     if device.type != "cpu":
         raise ValueError(f"parallel: the transformer is on {device}; there, call its enable_parallelism")
-    mesh = dist.device_mesh.init_device_mesh("cpu", degrees, mesh_dim_names=("ring", "ulysses"))
     whole = ParallelConfig(context_parallel_config=config)
-    whole.setup(dist.get_rank(), ranks, torch.device("cpu"), mesh=mesh)
+    whole.setup(dist.get_rank(), ranks, torch.device("cpu"), mesh=_mesh_of(degrees))
     processors = [getattr(module, "processor", None) for module in transformer.modules()]
     processors = [p for p in processors if hasattr(p, "_parallel_config")]
-    for owner in (transformer, *processors):
-        owner._parallel_config = whole
-    apply_context_parallel(transformer, config, plan)
 
     def undo() -> None:
-        remove_context_parallel(transformer, plan)
-        for owner in (transformer, *processors):
-            owner._parallel_config = None
+        try:
+            remove_context_parallel(transformer, plan)
+        finally:
+            for owner in (transformer, *processors):
+                owner._parallel_config = None
 
+    try:
+        for owner in (transformer, *processors):
+            owner._parallel_config = whole
+        apply_context_parallel(transformer, config, plan)
+    except BaseException:
+        undo()
+        raise
     return undo
+
+
+_meshes: dict[tuple[int, int], tuple[Any, Any]] = {}  # by degrees: the group of all ranks, and the mesh of it
+
+
+def _mesh_of(degrees: tuple[int, int]) -> Any:
+    """One for each pair of degrees, because a mesh makes groups that nobody destroys before PyTorch's own are."""
+    import torch.distributed as dist
+
+    world = dist.group.WORLD
+    if degrees not in _meshes or _meshes[degrees][0] is not world:
+        _meshes[degrees] = world, dist.device_mesh.init_device_mesh("cpu", degrees, mesh_dim_names=("ring", "ulysses"))
+    return _meshes[degrees][1]
 
 
 def current_layer(otherwise: Layer) -> Layer:

@@ -5,7 +5,7 @@ Make a file `custom_nodes/sparge_node.py` in ComfyUI's folder with this line, an
     from sparge.integrations.comfyui import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 
 The node "Sparge Attention" (model_patches) stands between the model and the sampler. What it did is logged whenever a prompt has
-brought each layer four more calls; what it left to ComfyUI's own attention is logged once for each reason.
+brought each layer that it runs four more calls; what it left to ComfyUI's own attention is logged once for each reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Override:
         self.settings = settings
         self.layers: dict[tuple[Any, ...], Layer] = {}
         self._said: set[str] = set()
-        self._reported = 0
+        self._reported: dict[int, int] = {}  # by handle of a layer: its calls when the last table was made
+        self._last: dict[int, int] = {}  # the same: which call of all was its last one
+        self._calls = 0
 
     def __call__(
         self,
@@ -65,7 +67,7 @@ class Override:
                 skip_output_reshape=skip_output_reshape, **kwargs,
             )  # fmt: skip
         out = sparge_torch.attend(*by_heads, mask=mask_of_scores, query_offset=0, scale=scale, layer=layer)
-        self._report()
+        self._report(layer)
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
     @staticmethod
@@ -91,12 +93,17 @@ class Override:
         remedy = f" ({REMEDIES[obstacle.reason]})" if obstacle.reason in REMEDIES else ""
         _log.warning("sparge: attention stays with ComfyUI: %s%s", obstacle.text, remedy)
 
-    def _report(self) -> None:
-        called = [layer for layer in self.layers.values() if layer.totals.calls]
-        rounds = min((layer.totals.calls for layer in called), default=0) // _REPORT_CALLS
-        if rounds > self._reported:
-            self._reported = rounds
-            _log.info("sparge\n%s", summary(called))
+    def _report(self, layer: Layer) -> None:
+        """After a call of this layer. Those that were not called since its call before are not running: they are of pictures
+        of another size, which may never come again."""
+        before = self._last.get(layer.handle, 0)
+        self._calls += 1
+        self._last[layer.handle] = self._calls
+        calls = {known.handle: known.totals.calls for known in self.layers.values()}
+        new = [calls[handle] - self._reported.get(handle, 0) for handle, last in self._last.items() if last > before]
+        if min(new) >= _REPORT_CALLS:
+            self._reported = calls
+            _log.info("sparge\n%s", summary(known for known in self.layers.values() if calls[known.handle]))
 
 
 def _with_heads(mask: torch.Tensor | None) -> torch.Tensor | None:

@@ -197,7 +197,9 @@ def _layer_of(module: torch.nn.Module) -> Layer:
     return layer
 
 
-def _obstacle(tensors: dict[str, torch.Tensor], dropout: float, position_bias: Any, cache: Any) -> Obstacle | None:
+def _obstacle(
+    tensors: dict[str, torch.Tensor], others: dict[str, Any], dropout: float, position_bias: Any, cache: Any
+) -> Obstacle | None:
     """Why the original has to do it."""
     if dropout > 0:
         return Obstacle("dropout", f"dropout={dropout}")
@@ -205,7 +207,8 @@ def _obstacle(tensors: dict[str, torch.Tensor], dropout: float, position_bias: A
         return Obstacle("position bias", "position_bias")
     if cache is not None:
         return Obstacle("paged cache", "a paged cache")
-    return sparge_torch.obstacle_of(tensors)
+    of_any_type = {name: value for name, value in others.items() if isinstance(value, torch.Tensor)}
+    return sparge_torch.obstacle_of(tensors) or sparge_torch.obstacle_of(of_any_type, any_type=True)
 
 
 _warned: set[str] = set()  # reasons
@@ -237,7 +240,8 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention interface of transformers: query, key, value (batch, heads, tokens, dim)."""
-    obstacle = _obstacle({"query": query, "key": key, "value": value}, dropout, position_bias, cache)
+    others = {"attention_mask": attention_mask, "s_aux": s_aux}
+    obstacle = _obstacle({"query": query, "key": key, "value": value}, others, dropout, position_bias, cache)
     if obstacle is not None:
         if softcap is not None or s_aux is not None:
             raise NotImplementedError(f"sparge: {obstacle.text} together with softcap or sinks; use attn_implementation='eager'")
