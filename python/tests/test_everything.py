@@ -206,13 +206,14 @@ def names_of_others(tmp_path, monkeypatch):
 
 @calls("""sparge.torch.attend sparge.torch.scaled_dot_product_attention sparge.torch.sparse sparge.torch.patch
           sparge.torch.unpatch sparge.torch.current_layer sparge.torch.tracked sparge.torch.obstacle_of
-          sparge.summary sparge.Layer.run""", "torch")
+          sparge.summary sparge.Layer.run sparge.Layer.whole""", "torch")
 def layers(tmp_path, monkeypatch):
     import sparge.torch as st
 
     model, x = small_model()
     layer = st.Layer("x", st.Settings(target_l1=0.1, min_keys=0))
     want = sparge.attention(x, x, x, target_l1=0)
+    assert layer.whole() == {} and st.Layer("y", st.Settings(target_l1=0)).whole()["select"] == "all"
     for out in (st.attend(x, x, x, layer=layer), st.scaled_dot_product_attention(x, x, x, layer=layer)):
         assert (out - want).abs().mean() < 0.1
     assert layer.totals.calls == 2 and layer.totals.sparsity >= 0 and layer.calibrations[0].heads == 2
