@@ -389,9 +389,10 @@ def run_rank(rank, ranks, store, cases):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     for case in cases:
         print(json.dumps(KINDS[case["kind"]](case, rank)), flush=True)
-    if cases[-1]["kind"] not in ("lost", "missing"):
-        dist.barrier()
-        dist.destroy_process_group()
+    if cases[-1]["kind"] in ("lost", "missing"):
+        os._exit(0)  # docs/distributed.md, "When a rank is lost": a thread may still wait inside gloo
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def fork_all(ranks, store, cases):
