@@ -122,6 +122,9 @@ PYTHON=$PWD/build/venv/test/bin/python scripts/pypi_source.sh llama-cpp-python 0
 pythons=("$@")
 (($#)) || mapfile -t pythons < <(find_pythons)
 ((${#pythons[@]})) || { echo "wheels.sh: no Python ${machine:+that can be had for 64-bit ARM, too (${!arm64_suites[*]}), }is here" >&2; exit 1; }
+for python in "${pythons[@]}"; do
+  "$python" -c '' 2>/dev/null || { echo "wheels.sh: $python is no Python that runs here" >&2; exit 2; }
+done
 if [[ -n $machine ]]; then
   mapfile -t roots < <(for python in "${pythons[@]}"; do echo "python3.$(minor_of "$python")"; done)
   scripts/arm64_root.sh libraries "${roots[@]}"

@@ -376,7 +376,7 @@ typedef struct sparge_run_args {
    * channel, how many there are, the largest |k|, the largest |v|; of finite ones. key_survey_out: of this call;
    * predict then reads k and v, fills this and nothing else: other outputs are refused. key_survey: of all keys, that
    * is sums and maxima over the parts; decides instead, so that a part is rounded as in the whole. So few queries that
-   * nothing is packed: zeros, and of no effect. NULL = no. Not with a cache. */
+   * nothing is packed: zeros, and of no effect. NULL = no. Not with a cache; `_out` not of keys without any query. */
   double* key_survey_out;
   const double* key_survey;
   /* What stage 1 takes of the queries, so that they need not travel to where keys are: pool_rows (batch, q_heads,
